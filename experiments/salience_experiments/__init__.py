@@ -1,0 +1,1 @@
+"""Experiments: tasks, arms, the runner and the report."""

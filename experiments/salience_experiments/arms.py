@@ -1,0 +1,102 @@
+"""Arms: one interface from weights to an edited prompt, a bias plan, or both."""
+
+import importlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ValidationError
+from salience_models import BiasPlan, BlockSpan, Steering, SteeringMethod, TokenSpan, plan_from_weights
+
+from salience_experiments.errors import SpecError
+from salience_experiments.prompt_edits import PromptEdit, resolve_prompt_edit
+from salience_experiments.tasks.base import Item, Layout, plain_layout
+
+__all__ = ["Arm", "ArmName", "EditArm", "SteeringArm", "build_arm"]
+
+
+class ArmName(StrEnum):
+    """Built-in arms that are neither a prompt edit nor a steering method."""
+
+    NONE = "none"
+
+
+class Arm:
+    """An arm that changes nothing; a user's own subclasses it and is named `package.module:Class` in a spec.
+
+    The constructor takes the spec's `params` as keyword arguments.
+    """
+
+    def layout(self, item: Item, weights: Mapping[str, float]) -> Layout:
+        """How to lay the item's blocks out, given semantic weights by block name."""
+        return plain_layout(item)
+
+    def plan(
+        self, spans: tuple[TokenSpan, ...], weights: Mapping[str, float], n_layers: int, question_start: int
+    ) -> BiasPlan:
+        """The plan for the rendered blocks' token spans; a span that asks for nothing is measured all the same."""
+        neutral = tuple(BlockSpan(name=s.name, start=s.start, end=s.end) for s in spans)
+        return BiasPlan(spans=neutral, question_start=question_start)
+
+
+class EditArm(Arm):
+    """A prompt-only control."""
+
+    def __init__(self, edit: str) -> None:
+        self._edit = resolve_prompt_edit(edit)
+
+    def layout(self, item: Item, weights: Mapping[str, float]) -> Layout:
+        return self._edit(item, weights)
+
+
+class SteeringArm(Arm):
+    """A steering method; `params` are the fields of `Steering`."""
+
+    def __init__(self, **params: Any) -> None:
+        self.steering = Steering(**params)
+
+    def plan(
+        self, spans: tuple[TokenSpan, ...], weights: Mapping[str, float], n_layers: int, question_start: int
+    ) -> BiasPlan:
+        return plan_from_weights(spans, weights, self.steering, n_layers, question_start)
+
+
+def build_arm(name: str, params: Mapping[str, Any]) -> Arm:
+    """The arm called `name`.
+
+    Raises:
+        SpecError: No such arm, or parameters that it does not take.
+    """
+    try:
+        if name == ArmName.NONE:
+            return _without_params(name, params, Arm())
+        if name in list(PromptEdit):
+            return _without_params(name, params, EditArm(name))
+        if name in list(SteeringMethod):
+            return SteeringArm(method=SteeringMethod(name), **params)
+        if ":" in name:
+            return _imported(name)(**params)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise SpecError(f"arm {name!r}: {problems}") from error
+    except TypeError as error:
+        raise SpecError(f"arm {name!r} does not take these params: {error}") from error
+    known = [*ArmName, *PromptEdit, *SteeringMethod]
+    raise SpecError(f"arm must be one of {', '.join(known)} or package.module:Class, got {name!r}")
+
+
+def _without_params(name: str, params: Mapping[str, Any], arm: Arm) -> Arm:
+    if params:
+        raise SpecError(f"arm {name!r} takes no params, got {', '.join(params)}")
+    return arm
+
+
+def _imported(path: str) -> type[Arm]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"arm {path!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Arm)):
+        raise SpecError(f"arm {path!r} must be a subclass of salience_experiments.arms.Arm")
+    return found

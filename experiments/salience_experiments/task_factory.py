@@ -1,0 +1,69 @@
+"""Tasks by the names that specs use."""
+
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from salience_experiments.data import find_data_file
+from salience_experiments.errors import SpecError
+from salience_experiments.tasks.base import Task
+from salience_experiments.tasks.kv import kv_from_file, kv_generated
+from salience_experiments.tasks.qa import qa_from_file, qa_from_oracle
+from salience_experiments.tasks.synthwiki import synthwiki_from_file
+
+__all__ = ["TaskName", "build_task"]
+
+
+class TaskName(StrEnum):
+    """Tasks that a spec can name."""
+
+    KV = "kv"
+    """Key-value retrieval: from `file`, or generated without one."""
+    QA = "qa"
+    """Multi-document QA from a published file with its distractors."""
+    QA_ORACLE = "qa_oracle"
+    """Multi-document QA from the oracle file, distractors drawn from other questions' golds."""
+    SYNTHWIKI = "synthwiki"
+
+
+_FROM_FILE: dict[TaskName, Callable[..., Task]] = {
+    TaskName.KV: kv_from_file,
+    TaskName.QA: qa_from_file,
+    TaskName.QA_ORACLE: qa_from_oracle,
+    TaskName.SYNTHWIKI: synthwiki_from_file,
+}
+
+
+def build_task(
+    name: str, params: dict[str, Any], positions: tuple[str, ...], seed: int, data_dir: Path | None
+) -> Task:
+    """The task called `name`; `params.file` is a path, relative ones within `data_dir`.
+
+    `seed` reaches the tasks that draw anything; a `seed` among the params wins.
+
+    Raises:
+        SpecError: No such task, or a parameter that it does not take.
+        DataError: Its file is missing or not what it should be.
+    """
+    if name not in list(TaskName):
+        raise SpecError(f"task.name must be one of {', '.join(TaskName)}, got {name!r}")
+    given = dict(params)
+    file = given.pop("file", None)
+    make: Callable[..., Task] = kv_generated if name == TaskName.KV and file is None else _FROM_FILE[TaskName(name)]
+    accepted = inspect.signature(make).parameters
+    for key in given:
+        if key not in accepted:
+            raise SpecError(f"task.params.{key} is not a parameter of task {name!r}; it takes {', '.join(accepted)}")
+    if "seed" in accepted:
+        given.setdefault("seed", seed)
+    arguments = []
+    if make is not kv_generated:
+        if file is None:
+            raise SpecError(f"task.params.file must name the data file of task {name!r}, got none")
+        arguments.append(find_data_file(str(file), data_dir))
+    try:
+        return make(*arguments, positions=positions, **given)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"task {name!r}: {error}") from error

@@ -1,0 +1,46 @@
+"""Tasks: their items, prompts as published, and metrics."""
+
+from salience_experiments.tasks.base import (
+    GOLD_BLOCK,
+    POSITIONS,
+    QUESTION_SPAN,
+    Block,
+    CharSpan,
+    Item,
+    Layout,
+    PromptMessage,
+    RenderedPrompt,
+    Task,
+    plain_layout,
+)
+from salience_experiments.tasks.kv import AnswerStyle, KvTask, kv_from_file, kv_generated
+from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
+from salience_experiments.tasks.qa import QaSetting, QaTask, qa_from_file, qa_from_oracle
+from salience_experiments.tasks.synthwiki import SynthwikiTask, synthwiki_from_file
+
+__all__ = [
+    "GOLD_BLOCK",
+    "POSITIONS",
+    "QUESTION_SPAN",
+    "AnswerStyle",
+    "Block",
+    "CharSpan",
+    "Item",
+    "KvTask",
+    "Layout",
+    "ParityCell",
+    "PromptMessage",
+    "QaSetting",
+    "QaTask",
+    "RenderedPrompt",
+    "SynthwikiTask",
+    "Task",
+    "kv_from_file",
+    "kv_generated",
+    "mismatches",
+    "parity_scores",
+    "plain_layout",
+    "qa_from_file",
+    "qa_from_oracle",
+    "synthwiki_from_file",
+]

@@ -1,0 +1,51 @@
+"""Where a block's semantic weight comes from: recall is the honest headline, the others are controls."""
+
+import random
+from enum import StrEnum
+
+from salience_memory import TextRecall
+
+from salience_experiments.tasks.base import Item
+
+__all__ = ["WeightSource", "block_weights"]
+
+class WeightSource(StrEnum):
+    """Which blocks get weight."""
+
+    RECALL = "recall"
+    """The blocks that recall ranks first for the question: embedding and lexical scores."""
+    ORACLE = "oracle"
+    """The gold block: an upper bound, to be labelled so."""
+    WRONG = "wrong"
+    """One block that is not gold: what a recall error costs."""
+    ALL = "all"
+    """Every block: what steering costs that says nothing."""
+    RANDOM = "random"
+    """One block by chance."""
+
+
+def block_weights(
+    source: WeightSource, item: Item, *, weight: float, top_k: int, seed: int, recall: TextRecall
+) -> dict[str, float]:
+    """Semantic weights by block name; blocks left out are neutral.
+
+    Chance depends on the seed and the item's id alone, so that an item has the same wrong block at
+    every position and in every arm.
+    """
+    return dict.fromkeys(_chosen(source, item, top_k, seed, recall), weight)
+
+
+def _chosen(source: WeightSource, item: Item, top_k: int, seed: int, recall: TextRecall) -> list[str]:
+    names = sorted(block.name for block in item.blocks)
+    rng = random.Random(f"{source}:{seed}:{item.item_id}")
+    if source is WeightSource.RECALL:
+        found = recall.rank(item.question, [block.text for block in item.blocks], top_k)
+        return [item.blocks[recalled.index].name for recalled in found]
+    if source is WeightSource.ORACLE:
+        return [block.name for block in item.blocks if block.is_gold]
+    if source is WeightSource.ALL:
+        return names
+    if source is WeightSource.RANDOM:
+        return [rng.choice(names)]
+    gold = {block.name for block in item.blocks if block.is_gold}
+    return [rng.choice([name for name in names if name not in gold])]

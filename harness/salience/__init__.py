@@ -1,0 +1,19 @@
+"""Salience: a local inference harness that makes a Hugging Face model use its memory."""
+
+from salience_memory import Memory, MemoryType
+from salience_models import BiasPlan, Receipt, Sampling, Steering, SteeringMethod
+
+from salience.harness import Answer, Explanation, Harness
+
+__all__ = [
+    "Answer",
+    "BiasPlan",
+    "Explanation",
+    "Harness",
+    "Memory",
+    "MemoryType",
+    "Receipt",
+    "Sampling",
+    "Steering",
+    "SteeringMethod",
+]

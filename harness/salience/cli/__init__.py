@@ -1,0 +1,5 @@
+"""The `salience` command."""
+
+from salience.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,143 @@
+"""`Harness`: a model, some memories and a question to an answer and a receipt."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from salience_memory import Memory
+from salience_models import (
+    BiasPlan,
+    EncodedPrompt,
+    Generation,
+    LanguageModel,
+    Receipt,
+    Request,
+    Sampling,
+    Steering,
+    StreamEvent,
+    generate,
+    plan_from_weights,
+    score,
+    stream,
+)
+
+from salience.config import load_settings
+from salience.prompt_assembly import QUESTION_NAME, assemble_prompt
+
+__all__ = ["Answer", "Explanation", "Harness"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said, and what steering did. `finish_reason` is "stop" or "length"."""
+
+    text: str
+    finish_reason: str
+    receipt: Receipt
+    prompt: EncodedPrompt
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An answer with each memory's influence on it.
+
+    `influence` is by memory id: how much the answer's mean log-probability (nats per token) drops
+    when the memory is left out of the prompt, all else steered as before. Mass is not influence.
+    """
+
+    answer: Answer
+    plan: BiasPlan
+    influence: dict[str, float]
+
+
+class Harness:
+    """Answers questions with memories that the model's attention is steered towards."""
+
+    def __init__(self, lm: LanguageModel, steering: Steering = Steering()) -> None:
+        self.lm = lm
+        self.steering = steering
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        steering: Steering = Steering(),
+        cache_dir: Path | None = None,
+    ) -> "Harness":
+        """Load a model (`bundled:…`, hub id, folder or `.gguf`); see `LanguageModel.load` for errors."""
+        where = cache_dir or load_settings().cache_dir
+        return cls(
+            LanguageModel.load(source, revision=revision, device=device, dtype=dtype, cache_dir=where), steering
+        )
+
+    def ask(
+        self,
+        question: str,
+        memories: Sequence[Memory] = (),
+        *,
+        system: str | None = None,
+        sampling: Sampling = Sampling(),
+        steering: Steering | None = None,
+    ) -> Answer:
+        """Answer a question; memories with a weight above 0.5 draw attention by the steering's rule.
+
+        Raises:
+            ValueError: A blank question or two memories with one id.
+            PromptTooLong: Prompt and answer are over the context window; the message says by how much.
+        """
+        prompt, request = self.prepare(question, memories, system=system, steering=steering)
+        (generation,) = generate(self.lm, [request], sampling, with_mass=True)
+        return Answer(generation.text.strip(), generation.finish_reason, generation.receipt, prompt, generation)
+
+    def stream(
+        self,
+        question: str,
+        memories: Sequence[Memory] = (),
+        *,
+        system: str | None = None,
+        sampling: Sampling = Sampling(),
+        steering: Steering | None = None,
+    ) -> Iterator[StreamEvent]:
+        """As `ask`, token by token; the last event carries the receipt."""
+        _, request = self.prepare(question, memories, system=system, steering=steering)
+        yield from stream(self.lm, [request], [sampling], with_mass=True)
+
+    def explain(
+        self,
+        question: str,
+        memories: Sequence[Memory],
+        *,
+        system: str | None = None,
+        sampling: Sampling = Sampling(),
+        steering: Steering | None = None,
+    ) -> Explanation:
+        """Answer, then measure what leaving each memory out does to that answer's log-probability."""
+        answer = self.ask(question, memories, system=system, sampling=sampling, steering=steering)
+        _, request = self.prepare(question, memories, system=system, steering=steering)
+        spoken = answer.generation.token_ids
+        subsets = [memories, *([m for m in memories if m is not left_out] for left_out in memories)]
+        requests = [self.prepare(question, subset, system=system, steering=steering)[1] for subset in subsets]
+        full, *without = [score(self.lm, [r], [spoken])[0].mean_logprob for r in requests]
+        influence = {m.memory_id: full - value for m, value in zip(memories, without, strict=True)}
+        return Explanation(answer, request.plan, influence)
+
+    def prepare(
+        self,
+        question: str,
+        memories: Sequence[Memory] = (),
+        *,
+        system: str | None = None,
+        steering: Steering | None = None,
+    ) -> tuple[EncodedPrompt, Request]:
+        """The encoded prompt and the steered request that `ask` runs."""
+        prompt = assemble_prompt(self.lm, question, memories, system)
+        blocks = [span for span in prompt.spans if span.name != QUESTION_NAME]
+        weights = {memory.memory_id: memory.effective_weight for memory in memories}
+        start = next(span.start for span in prompt.spans if span.name == QUESTION_NAME)
+        plan = plan_from_weights(blocks, weights, steering or self.steering, self.lm.info.n_layers, start)
+        return prompt, Request(prompt.token_ids, plan)

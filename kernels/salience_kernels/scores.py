@@ -1,0 +1,78 @@
+"""Explicit attention scores of a few rows, for the paths that must look inside the softmax."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from salience_kernels.problem import AttentionProblem
+
+_MAX_ELEMENTS = 1 << 25
+"""Largest score tensor built at once: 128 MiB in float32."""
+
+
+def rows_per_chunk(batch: int, heads: int, n_keys: int, at_most: int = 256) -> int:
+    """How many rows of scores fit the memory bound."""
+    return max(1, min(at_most, _MAX_ELEMENTS // (batch * heads * n_keys)))
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def grouped_scores(query: Tensor, key: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Scores `[batch, head, query, key]` without repeating keys for grouped heads; float32 or float64."""
+    batch, heads, n_rows, head_dim = query.shape
+    kv_heads, n_keys = key.shape[1:3]
+    # heads of one group share a key head: they become rows of one matrix product
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads * n_rows, head_dim)
+    scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, heads, n_rows, n_keys).mul_(scale)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    return scores
+
+
+def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
+    """Mix values `[batch, kv_head, key, head_dim]` by weights `[batch, head, query, key]`."""
+    batch, heads, n_rows, n_keys = weights.shape
+    kv_heads, head_dim = value.shape[1], value.shape[3]
+    grouped = weights.reshape(batch, kv_heads, heads // kv_heads * n_rows, n_keys)
+    return torch.matmul(grouped, value).view(batch, heads, n_rows, head_dim)
+
+
+def visible_keys(
+    n_rows: int, n_keys: int, *, offset: int | None, window: int | None, device: torch.device
+) -> Tensor | None:
+    """Mask `[query, key]`, True where row `i` at position `i + offset` sees the key; None if every row sees
+    all.
+
+    `offset` None means not causal.
+    """
+    if offset is None:
+        return None
+    sees_last_key = offset >= n_keys - 1
+    sees_first_key = window is None or n_rows - 1 + offset - window < 0
+    if sees_last_key and sees_first_key:
+        return None
+    position = torch.arange(n_rows, device=device)[:, None] + offset
+    index = torch.arange(n_keys, device=device)
+    visible = index <= position
+    return visible if sees_first_key or window is None else visible & (index > position - window)
+
+
+def biased_scores(problem: AttentionProblem) -> Tensor:
+    """Scores plus bias of a trimmed problem `[batch, head, query, key]`, -inf where a key is hidden."""
+    dtype = compute_dtype(problem.query.dtype)
+    scores = grouped_scores(problem.query.to(dtype), problem.key.to(dtype), problem.scale, problem.softcap)
+    if problem.key_bias is not None:
+        scores += problem.key_bias[:, :, None]
+    offset = problem.query_offset if problem.causal else None
+    visible = visible_keys(
+        problem.n_rows, problem.n_keys, offset=offset, window=problem.window, device=scores.device
+    )
+    if visible is not None:
+        scores.masked_fill_(~visible, -math.inf)
+    if problem.key_start is not None:
+        index = torch.arange(problem.n_keys, device=scores.device)
+        scores.masked_fill_((index < problem.key_start[:, None])[:, None, None], -math.inf)
+    return scores

@@ -1,0 +1,109 @@
+"""Vector search by FAISS, and a bounded cache of embedded texts."""
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salience_memory.errors import EmbeddingMismatch, MissingExtra
+
+__all__ = ["Embed", "EmbeddingCache", "search_vectors"]
+
+Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+"""Texts to unit vectors: float32 [record, embed]."""
+
+_OVERHEAD_BYTES = 200
+"""What one entry costs beside its text and its vector."""
+
+
+def search_vectors(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Similarity (inner product, so the cosine of unit vectors) of a query to each vector, by exact search.
+
+    Args:
+        query: [embed].
+        vectors: [record, embed].
+
+    Returns:
+        float32 [record], in the order of `vectors`.
+
+    Raises:
+        MissingExtra: FAISS is not installed.
+    """
+    faiss = _import_faiss()
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(np.ascontiguousarray(vectors, dtype=np.float32))
+    found, ids = index.search(np.ascontiguousarray(query[None], dtype=np.float32), len(vectors))
+    similarities = np.empty(len(vectors), dtype=np.float32)
+    similarities[ids[0]] = found[0]
+    return similarities
+
+
+def _import_faiss() -> Any:
+    try:
+        return importlib.import_module("faiss")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "FAISS is not installed: pip install 'salience[cpu]', or 'salience[gpu]' beside an NVIDIA driver"
+        ) from error
+
+
+class EmbeddingCache:
+    """Wraps an `embed` function; keeps the vectors of the texts used last, up to `cache_bytes`.
+
+    A text's vector is computed once for as long as it stays, so equal texts get bit-identical vectors
+    whatever they are batched with.
+    """
+
+    def __init__(self, embed: Embed, *, cache_bytes: int = 64 * 2**20) -> None:
+        """Wrap `embed`; a `cache_bytes` of 0 keeps nothing between calls."""
+        if cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be at least 0, got {cache_bytes}")
+        self._embed = embed
+        self._limit_bytes = cache_bytes
+        self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self.used_bytes = 0
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embed texts, computing those not yet known in one call.
+
+        Returns:
+            float32 [record, embed].
+
+        Raises:
+            EmbeddingMismatch: the wrapped function broke its contract.
+        """
+        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        vectors = _checked(self._embed(missing), len(missing)) if missing else ()
+        fresh = dict(zip(missing, vectors, strict=True))
+        rows = [fresh[text] if text in fresh else self._touch(text) for text in texts]
+        for text, vector in fresh.items():
+            self._keep(text, vector.copy())
+        if len({len(row) for row in rows}) > 1:
+            raise EmbeddingMismatch("embed must return vectors of one length, got another than before")
+        return np.stack(rows)
+
+    def _touch(self, text: str) -> NDArray[np.float32]:
+        self._vectors.move_to_end(text)
+        return self._vectors[text]
+
+    def _keep(self, text: str, vector: NDArray[np.float32]) -> None:
+        self._vectors[text] = vector
+        self.used_bytes += _cost_bytes(text, vector)
+        while self.used_bytes > self._limit_bytes:
+            self.used_bytes -= _cost_bytes(*self._vectors.popitem(last=False))
+
+
+def _cost_bytes(text: str, vector: NDArray[np.float32]) -> int:
+    return len(text.encode()) + vector.nbytes + _OVERHEAD_BYTES
+
+
+def _checked(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    vectors = np.asarray(vectors, dtype=np.float32)
+    if vectors.ndim != 2 or len(vectors) != count:
+        raise EmbeddingMismatch(f"embed must return shape [{count}, embed], got {list(vectors.shape)}")
+    if not np.isfinite(vectors).all():
+        raise EmbeddingMismatch("embed must return finite vectors, got NaN or infinity")
+    return vectors

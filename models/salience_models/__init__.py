@@ -1,0 +1,56 @@
+"""Language models of transformers: loading, the attention seam, prefill and decode, receipts."""
+
+from salience_models.attention import ATTENTION_NAME, register_attention
+from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod, layers_of_depth
+from salience_models.bundled import pull
+from salience_models.cache import CacheKind, RowCache
+from salience_models.errors import BiasNotApplied, ModelsError, PromptTooLong
+from salience_models.generation import Generation, StreamEvent, generate, stream
+from salience_models.language_model import DecodeState, LanguageModel, Request
+from salience_models.model_info import ModelInfo
+from salience_models.plan_weights import Steering, plan_from_weights, weight_to_bias
+from salience_models.prompt import EncodedPrompt, Message, TextSpan, TokenSpan, encode_chat, encode_text
+from salience_models.receipts import MassTable, Receipt
+from salience_models.sampling import Sampling
+from salience_models.scoring import DraftedAnswer, Score, answer_with_draft, score
+
+__all__ = [
+    "ATTENTION_NAME",
+    "BiasNotApplied",
+    "BiasPlan",
+    "BlockSpan",
+    "CacheKind",
+    "DecodeState",
+    "DraftedAnswer",
+    "EncodedPrompt",
+    "Generation",
+    "LanguageModel",
+    "MassTable",
+    "Message",
+    "ModelInfo",
+    "ModelsError",
+    "Phase",
+    "PromptTooLong",
+    "QueryScope",
+    "Receipt",
+    "Request",
+    "RowCache",
+    "Sampling",
+    "Score",
+    "Steering",
+    "SteeringMethod",
+    "StreamEvent",
+    "TextSpan",
+    "TokenSpan",
+    "answer_with_draft",
+    "encode_chat",
+    "encode_text",
+    "generate",
+    "layers_of_depth",
+    "plan_from_weights",
+    "pull",
+    "register_attention",
+    "score",
+    "stream",
+    "weight_to_bias",
+]

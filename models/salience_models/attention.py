@@ -1,0 +1,205 @@
+"""The seam to transformers: one attention function and one mask function under the name "salience".
+
+transformers calls our mask function once per kind of layer and forward pass, then hands what it
+returned to our attention function in every layer. The mask function returns a *mask card*, a
+tiny integer tensor that says where padding ends, which rows and keys these are and how wide the
+window is: never an n × n tensor, and values, unlike Python attributes, survive device moves,
+static caches and `generate()`.
+
+What to do to attention travels in a context variable, set by `steered_by`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from salience_kernels import key_bias_attention
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+
+from salience_models.errors import UnsupportedMask
+
+__all__ = ["ATTENTION_NAME", "AttentionCall", "Steerer", "register_attention", "steered_by"]
+
+ATTENTION_NAME = "salience"
+_CARD_FIELDS = 5
+_PROBES = 48
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer's attention: tensors `[batch, head | kv_head, query | key, head_dim]` and their positions.
+
+    `query_start` and `key_offset` are positions in the padded sequence: of the first query row
+    and of the first key. `key_start[i]` is the first position of row i that is not padding.
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_start: int
+    key_offset: int
+    key_start: Tensor | None
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+class Steerer(Protocol):
+    """What `steered_by` installs: computes one layer's attention output `[batch, head, query, head_dim]`."""
+
+    def attend(self, call: AttentionCall) -> Tensor: ...
+
+
+_steerer: ContextVar[Steerer | None] = ContextVar("salience_steerer", default=None)
+
+
+@contextmanager
+def steered_by(steerer: Steerer) -> Iterator[None]:
+    """Within, every "salience" attention call goes through `steerer`; afterwards all is as it was."""
+    token = _steerer.set(steerer)
+    try:
+        yield
+    finally:
+        _steerer.reset(token)
+
+
+def register_attention() -> None:
+    """Register both functions with transformers. The loader calls this; importing does not."""
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _mask)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    if dropout:
+        raise ValueError(f"dropout must be 0 (inference only), got {dropout}")
+    call = _read_card(module, query, key, value, attention_mask, scaling, softcap, s_aux)
+    steerer = _steerer.get()
+    out = plain_attention(call) if steerer is None else steerer.attend(call)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def plain_attention(call: AttentionCall) -> Tensor:
+    """Attention without steering, `[batch, head, query, head_dim]`."""
+    return key_bias_attention(call.query, call.key, call.value, **geometry(call)).out
+
+
+def geometry(call: AttentionCall) -> dict[str, object]:
+    """The kernel's keyword arguments that say where rows and keys lie."""
+    return {
+        "scale": call.scale,
+        "causal": True,
+        "query_offset": call.query_start - call.key_offset,
+        "key_start": None if call.key_start is None else (call.key_start - call.key_offset).clamp(min=0),
+        "window": call.window,
+        "softcap": call.softcap,
+        "sinks": call.sinks,
+    }
+
+
+def _read_card(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    card: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> AttentionCall:
+    if card is None or card.dim() != 4 or card.shape[2:] != (_CARD_FIELDS, 1) or card.dtype != torch.int64:
+        got = "none" if card is None else f"{card.dtype} of shape {list(card.shape)}"
+        raise UnsupportedMask(
+            f"attention_mask must come from the 'salience' mask function (give the model a 2-D mask), got {got}"
+        )
+    rows = card[:, 0, :, 0].tolist()
+    _, query_start, key_offset, _, window = rows[0]
+    starts = [row[0] for row in rows]
+    return AttentionCall(
+        layer=module.layer_idx,  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        query_start=query_start,
+        key_offset=key_offset,
+        key_start=torch.tensor(starts, device=query.device) if any(starts) else None,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=window or None,
+        softcap=softcap,
+        sinks=sinks,
+    )
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    **_: object,
+) -> Tensor:
+    """The mask card `[batch, 1, 5, 1]`: key_start, query_start, key_offset, query length, window (0 = none)."""
+    query_start = int(q_offset)  # a static cache hands out its live counter: copy it
+    if q_length > 1:
+        _check_pattern(mask_function, q_length, kv_length, query_start, kv_offset, local_size)
+    starts = [0] * batch_size if attention_mask is None else _left_padding(attention_mask)
+    rows = [[start, query_start, int(kv_offset), q_length, local_size or 0] for start in starts]
+    return torch.tensor(rows).view(batch_size, 1, _CARD_FIELDS, 1)
+
+
+def _left_padding(attention_mask: Tensor) -> list[int]:
+    """Padding per row; refuses a mask with holes or padding on the right."""
+    seen = attention_mask.bool()
+    starts = seen.shape[1] - seen.sum(-1)
+    expected = torch.arange(seen.shape[1], device=seen.device) >= starts[:, None]
+    if not torch.equal(seen, expected):
+        raise UnsupportedMask("attention_mask must be left padding only, got a row with a hole or padding on the right")
+    return starts.tolist()
+
+
+def _check_pattern(
+    mask_function: Callable[..., Tensor],
+    q_length: int,
+    kv_length: int,
+    query_start: int,
+    key_offset: int,
+    window: int | None,
+) -> None:
+    """Refuse a pattern other than causal (within a window), by asking it at scattered points."""
+    if mask_function is causal_mask_function:
+        return
+    at = torch.arange(_PROBES)
+    rows = query_start + (at * 7919) % q_length
+    keys = key_offset + (at * 104729) % kv_length
+    edge = rows - (window or 0) + at % 2  # half the points straddle the window's edge
+    keys = torch.where(at < _PROBES // 2, keys, edge.clamp(min=key_offset))
+    expected = keys <= rows
+    if window:
+        expected &= keys > rows - window
+    zero = torch.zeros_like(at)
+    answers = mask_function(zero, zero, rows, keys)
+    if not torch.equal(answers, expected):
+        raise UnsupportedMask(
+            "the model asks for an attention pattern other than causal or sliding-window "
+            "(packed sequences, bidirectional blocks or chunks), which 'salience' attention does not honour"
+        )

@@ -1,0 +1,135 @@
+"""Key-value caches: three kinds, and one request's keys and values taken out of a batch and put back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache
+
+from salience_models.bias_plan import BiasPlan
+
+__all__ = ["CacheKind", "RowCache", "build_cache", "join_rows", "split_rows"]
+
+
+class CacheKind(StrEnum):
+    """Which cache a prefill fills."""
+
+    GROWING = "growing"
+    """Ours: keeps every position on every layer (so any prefix can be reused) and grows in place."""
+    DYNAMIC = "dynamic"
+    """transformers' DynamicCache: window layers forget what their window has left."""
+    STATIC = "static"
+    """transformers' StaticCache: fixed capacity, addresses that never move."""
+
+
+class GrowingLayer(DynamicLayer):
+    """A `DynamicLayer` that writes into a buffer with room to spare instead of copying at every step."""
+
+    def __init__(self, capacity: int = 0) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._length = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Append; return all keys and values so far as views `[batch, kv_head, key, head_dim]`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, self._length = self._length, self._length + key_states.shape[-2]
+        if self._buffers is None or self._length > self._buffers[0].shape[-2]:
+            self._grow(key_states, value_states, start)
+        assert self._buffers is not None
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start : self._length] = states
+        self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def _grow(self, key_states: Tensor, value_states: Tensor, filled: int) -> None:
+        old = self._buffers
+        room = max(self.capacity, self._length + 64, 2 * filled if old is not None else 0)
+        self._buffers = (
+            key_states.new_empty(*key_states.shape[:2], room, key_states.shape[-1]),
+            value_states.new_empty(*value_states.shape[:2], room, value_states.shape[-1]),
+        )
+        if old is not None:
+            for new, previous in zip(self._buffers, old, strict=True):
+                new[:, :, :filled] = previous[:, :, :filled]
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """One request's keys and values without padding: per layer `[kv_head, key, head_dim]`.
+
+    May be a view into a batch's cache; reading is safe, the batch's later steps only append.
+    `prompt_length` of the `token_ids` are the prompt's, the rest the answer's; `plan` steered them.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    plan: BiasPlan
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def reusable(self, token_ids: Sequence[int], plan: BiasPlan) -> int:
+        """How many leading positions serve a request: tokens and compiled steering agree up to there.
+
+        At most all but the last token, whose logits a prefill must still compute.
+        """
+        same = 0
+        for mine, theirs in zip(self.token_ids, token_ids, strict=False):
+            if mine != theirs:
+                break
+            same += 1
+        return min(same, self.plan.agreement(plan, self.prompt_length, len(token_ids)), len(token_ids) - 1)
+
+
+def build_cache(kind: CacheKind, config: PreTrainedConfig, capacity: int) -> Cache:
+    """An empty cache with room for `capacity` positions (padding included)."""
+    if kind is CacheKind.STATIC:
+        return StaticCache(config=config, max_cache_len=capacity)
+    if kind is CacheKind.DYNAMIC:
+        return DynamicCache(config=config)
+    return Cache(layers=[GrowingLayer(capacity) for _ in range(config.num_hidden_layers)])
+
+
+def split_rows(cache: Cache, pads: Sequence[int], lengths: Sequence[int]) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Views `(keys, values)` of each request's first `lengths[i]` positions in a growing cache."""
+    if not all(isinstance(layer, GrowingLayer) for layer in cache.layers):
+        raise ValueError("cache must be 'growing' to take rows out of it: the other kinds forget or over-allocate")
+    return [
+        tuple(
+            tuple(getattr(layer, name)[i, :, pad : pad + length] for layer in cache.layers)
+            for name in ("keys", "values")
+        )
+        for i, (pad, length) in enumerate(zip(pads, lengths, strict=True))
+    ]
+
+
+def join_rows(rows: Sequence[RowCache], lengths: Sequence[int], pads: Sequence[int], capacity: int) -> Cache:
+    """A growing cache that holds the first `lengths[i]` positions of each row, all ending at one column.
+
+    `pads[i] + lengths[i]` must be the same for every row.
+    """
+    filled = {pad + length for pad, length in zip(pads, lengths, strict=True)}
+    assert len(filled) == 1, f"rows must end at one column, got {sorted(filled)}"
+    width = filled.pop()
+    layers = []
+    for index in range(len(rows[0].keys)):
+        layer = GrowingLayer(capacity)
+        key, value = (
+            _padded([getattr(row, name)[index] for row in rows], lengths, width) for name in ("keys", "values")
+        )
+        layer.update(key, value)
+        layers.append(layer)
+    return Cache(layers=layers)
+
+
+def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tensor:
+    kv_head, _, head_dim = rows[0].shape
+    out = rows[0].new_zeros(len(rows), kv_head, width, head_dim)
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        out[i, :, width - length :] = row[:, :length]
+    return out

@@ -1,0 +1,286 @@
+"""`LanguageModel`: prefill and decode a batch of requests, each steered by its own plan."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
+from salience_models.bias_plan import BiasPlan, SteeringMethod
+from salience_models.cache import CacheKind, RowCache, build_cache, join_rows, split_rows
+from salience_models.errors import InvalidPlan, PromptTooLong
+from salience_models.loader import load_model
+from salience_models.model_info import ModelInfo, info_from_model
+from salience_models.receipts import Receipt
+from salience_models.steering import RequestSteering, SteeringRun
+
+__all__ = ["DecodeState", "LanguageModel", "Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt's tokens and the plan that steers it."""
+
+    token_ids: tuple[int, ...]
+    plan: BiasPlan = BiasPlan()
+
+
+@dataclass
+class DecodeState:
+    """A batch between two forward passes. `logits` `[batch, vocab]` are those after the last column."""
+
+    requests: list[RequestSteering]
+    token_ids: list[list[int]]
+    pads: list[int]
+    cache: Cache
+    run: SteeringRun
+    columns: int
+    logits: Tensor
+
+    def rows(self, lengths: Sequence[int] | None = None) -> list[RowCache]:
+        """Each request's cache, cut to its first `lengths[i]` tokens (default: all fed so far)."""
+        counts = [len(ids) for ids in self.token_ids] if lengths is None else list(lengths)
+        parts = split_rows(self.cache, self.pads, counts)
+        return [
+            RowCache(tuple(ids[:count]), request.prompt_length, request.plan, *part)
+            for ids, count, request, part in zip(self.token_ids, counts, self.requests, parts, strict=True)
+        ]
+
+
+class LanguageModel:
+    """A loaded model whose attention goes through the seam.
+
+    Use `LanguageModel.load(source)`; the constructor takes a transformers model of your own
+    (tests use tiny random ones) and switches it to the "salience" attention.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, info: ModelInfo | None = None
+    ) -> None:
+        register_attention()
+        model.set_attn_implementation(ATTENTION_NAME)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.info = info_from_model(model, tokenizer) if info is None else info
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        device_map: str | dict[str, int | str] | None = None,
+        quantization: str | None = None,
+        cache_dir: Path | None = None,
+    ) -> "LanguageModel":
+        """Load a bundled, hub, local or GGUF model; see `loader.load_model` for sources and errors."""
+        register_attention()
+        loaded = load_model(
+            source,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            quantization=quantization,
+            cache_dir=cache_dir,
+            attn_implementation=ATTENTION_NAME,
+        )
+        return cls(loaded.model, loaded.tokenizer, loaded.info)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        requests: Sequence[Request],
+        *,
+        cache: CacheKind | str = CacheKind.GROWING,
+        new_tokens: int = 0,
+        chunk_tokens: int | None = None,
+        with_mass: bool = False,
+        impl: str = "auto",
+        prefix: RowCache | None = None,
+    ) -> DecodeState:
+        """Run a batch of prompts, left-padded to one length.
+
+        Args:
+            requests: Prompts and plans, one per batch row.
+            cache: Which cache to fill.
+            new_tokens: Answer tokens to leave room for (static caches hold no more).
+            chunk_tokens: Split the prefill into passes of at most this many columns.
+            with_mass: Record receipts.
+            impl: Kernel implementation, "auto" or a name; what ran is in the receipt.
+            prefix: Another request's cache; whatever tokens and steering agree on is not computed again.
+
+        Raises:
+            PromptTooLong: A prompt plus `new_tokens` is over the context window.
+            InvalidPlan: A plan names tokens, layers or heads that do not exist.
+            BiasNotApplied: A plan asked for steering that some layer did not apply.
+        """
+        kind = CacheKind(cache)
+        self._check(requests, new_tokens)
+        lengths = [len(r.token_ids) for r in requests]
+        width = max(lengths)
+        pads = [width - length for length in lengths]
+        steerings = [RequestSteering(r.plan, len(r.token_ids)) for r in requests]
+        run = SteeringRun(steerings, pads, self.device, with_mass=with_mass, impl=impl)
+        start = 0
+        filled = build_cache(kind, self.model.config, width + new_tokens)
+        if prefix is not None:
+            if kind is not CacheKind.GROWING:
+                raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
+            start = min(
+                pad + self._reusable(prefix, r, with_mass) for pad, r in zip(pads, requests, strict=True)
+            )
+            start = start if start > max(pads) else 0
+        if prefix is not None and start:
+            reused = [start - pad for pad in pads]
+            filled = join_rows([prefix] * len(requests), reused, pads, width + new_tokens)
+        state = DecodeState(
+            steerings, [list(r.token_ids) for r in requests], pads, filled, run, start, torch.empty(0)
+        )
+        ids = torch.zeros(len(requests), width, dtype=torch.int64)
+        for row, request in enumerate(requests):
+            ids[row, pads[row] :] = torch.tensor(request.token_ids)
+        for end in self._chunk_ends(state, width, chunk_tokens):
+            state.logits = self._forward(state, ids[:, state.columns : end], keep=1)[:, -1]
+        run.check_applied(self.info.n_layers)
+        return state
+
+    @torch.inference_mode()
+    def decode(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
+        """Feed one token per request; the logits after it, `[batch, vocab]`."""
+        for ids, token in zip(state.token_ids, token_ids, strict=True):
+            ids.append(token)
+        state.logits = self._forward(state, torch.tensor(token_ids)[:, None], keep=1)[:, -1]
+        return state.logits
+
+    @torch.inference_mode()
+    def extend(self, state: DecodeState, continuations: Sequence[Sequence[int]]) -> Tensor:
+        """Feed several tokens per request at once; the logits after each, `[batch, query, vocab]`.
+
+        Shorter continuations are padded on the right: take `state.rows()` afterwards, whose lengths
+        leave that padding out; `decode` may follow only where all have one length.
+        """
+        longest = max(len(c) for c in continuations)
+        ids = torch.zeros(len(continuations), longest, dtype=torch.int64)
+        for row, tokens in enumerate(continuations):
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+            state.token_ids[row].extend(tokens)
+        return self._forward(state, ids, keep=longest)
+
+    @torch.inference_mode()
+    def resume(
+        self, rows: Sequence[RowCache], steerings: Sequence[RequestSteering], *, new_tokens: int, like: SteeringRun
+    ) -> DecodeState:
+        """A fresh batch out of rows of others, to go on decoding; feeds nothing.
+
+        `logits` are empty until the next `decode`.
+        """
+        lengths = [len(row.token_ids) for row in rows]
+        width = max(lengths)
+        pads = [width - length for length in lengths]
+        cache = join_rows(rows, lengths, pads, width + new_tokens)
+        run = SteeringRun(steerings, pads, self.device, with_mass=like.with_mass, impl=like.impl)
+        run.impls = like.impls
+        tokens = [list(row.token_ids) for row in rows]
+        return DecodeState(list(steerings), tokens, pads, cache, run, width, torch.empty(0))
+
+    def receipt(self, state: DecodeState, row: int) -> Receipt:
+        """What steering did so far in request `row`; masses need `with_mass`."""
+        request = state.requests[row]
+        plan, n_layers = request.plan, self.info.n_layers
+        bias = torch.zeros(n_layers, len(plan.spans), dtype=torch.float64)
+        for layer in request.applied_layers:
+            if plan.method in (SteeringMethod.LOGIT_BIAS, SteeringMethod.SHARE_CONTROL):
+                bias[layer] = request.layer_asks(layer).double()
+            else:
+                bias[layer] = torch.tensor([float("nan") if ask else 0.0 for ask in plan.asks])
+        return Receipt(
+            blocks=tuple(span.name for span in plan.spans),
+            method=plan.method.value if plan.is_steering else "none",
+            plan_fingerprint=plan.fingerprint(),
+            layers=tuple(sorted(request.applied_layers)),
+            impls=tuple(sorted(state.run.impls)),
+            bias_nats=bias.numpy(),
+            question=request.ledger.table(is_answer=False),
+            answer=request.ledger.table(is_answer=True),
+            unreached=tuple(sorted(request.unreached)),
+        )
+
+    def _forward(self, state: DecodeState, ids: Tensor, keep: int) -> Tensor:
+        """One pass over columns `[columns, columns + n)`; the logits of the last `keep`, `[batch, query, vocab]`."""
+        end = state.columns + ids.shape[1]
+        columns = torch.arange(end)
+        pads = torch.tensor(state.pads)[:, None]
+        mask = (columns >= pads).long()
+        positions = (columns[state.columns :] - pads).clamp(min=0)
+        state.run.fed_ends = [pad + len(ids) for pad, ids in zip(state.pads, state.token_ids, strict=True)]
+        arguments = {self._cache_argument: state.cache, "use_cache": True, "logits_to_keep": keep}
+        with steered_by(state.run):
+            output = self.model(
+                input_ids=ids.to(self.device),
+                attention_mask=mask.to(self.device),
+                position_ids=positions.to(self.device),
+                **arguments,
+            )
+        state.columns = end
+        return output.logits
+
+    def _reusable(self, prefix: RowCache, request: Request, with_mass: bool) -> int:
+        count = prefix.reusable(request.token_ids, request.plan)
+        return min(count, request.plan.first_question_row) if with_mass and request.plan.spans else count
+
+    def _chunk_ends(self, state: DecodeState, width: int, chunk_tokens: int | None) -> list[int]:
+        """Where passes end. Rows that share control steers stay in one pass with the rows it solves on."""
+        if chunk_tokens is None:
+            return [width]
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+        ends = list(range(state.columns + chunk_tokens, width, chunk_tokens))
+        firsts = [
+            pad + min(r.plan.first_affected_row(r.prompt_length), r.plan.first_question_row)
+            for pad, r in zip(state.pads, state.requests, strict=True)
+            if r.plan.method is SteeringMethod.SHARE_CONTROL and r.plan.is_steering
+        ]
+        if firsts:
+            first = min(firsts)
+            ends = [end for end in ends if end < first] + ([first] if first > state.columns else [])
+        return [*ends, width]
+
+    def _check(self, requests: Sequence[Request], new_tokens: int) -> None:
+        if not requests:
+            raise ValueError("requests must hold at least one request, got none")
+        for row, request in enumerate(requests):
+            length, plan = len(request.token_ids), request.plan
+            if not length:
+                raise ValueError(f"requests[{row}].token_ids must hold at least one token, got none")
+            over = length + new_tokens - self.info.context_window
+            if over > 0:
+                raise PromptTooLong(
+                    f"the prompt has {length} tokens and {new_tokens} more are asked for, which is {over} over "
+                    f"the context window of {self.info.context_window}"
+                )
+            if plan.spans and max(plan.spans[-1].end, plan.first_question_row) > length:
+                raise InvalidPlan(
+                    f"spans and question_start must lie within the prompt's {length} tokens, got "
+                    f"{plan.spans[-1].name!r} ending at {plan.spans[-1].end}, question_start {plan.first_question_row}"
+                )
+            layers = [*(plan.layers or ()), *(layer for layer, _ in plan.heads or ())]
+            heads = [head for _, head in plan.heads or ()]
+            for name, numbers, limit in (("layers", layers, self.info.n_layers), ("heads", heads, self.info.n_heads)):
+                if any(not 0 <= n < limit for n in numbers):
+                    raise InvalidPlan(f"{name} must lie in [0, {limit}), got {sorted(numbers)}")
+            if plan.is_steering and not any(plan.steers_layer(layer) for layer in range(self.info.n_layers)):
+                raise InvalidPlan("heads must include a head of a steered layer, got none in the plan's layers")

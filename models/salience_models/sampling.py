@@ -1,0 +1,113 @@
+"""Choosing tokens and turning them into text: sampling parameters, stop strings, incremental decoding."""
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Sampling", "StopScanner", "TextDecoder", "TokenSampler"]
+
+
+class Sampling(BaseModel):
+    """How one request is decoded. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+
+    The order is temperature, top-k, top-p, min-p. With a `seed` the request's tokens are the same
+    in any batch; without one they are drawn from torch's global generator.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_new_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    seed: int | None = Field(default=None, ge=0)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("stop must not hold an empty string: it would end every answer at once")
+        return stop
+
+
+class TokenSampler:
+    """Draws one request's tokens."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._generator = None
+        if sampling.seed is not None:
+            self._generator = torch.Generator().manual_seed(sampling.seed)
+
+    def pick(self, logits: Tensor) -> tuple[int, float]:
+        """A token for `logits` `[vocab]` and its log-probability under the unfiltered distribution."""
+        logits = logits.float().cpu()
+        if self._sampling.temperature == 0.0:
+            token = int(logits.argmax())
+        else:
+            weights = self._filtered(logits / self._sampling.temperature)
+            token = int(torch.multinomial(weights, 1, generator=self._generator))
+        return token, float(logits[token] - logits.logsumexp(-1))
+
+    def _filtered(self, logits: Tensor) -> Tensor:
+        """Probabilities `[vocab]` after top-k, top-p and min-p; the likeliest token always stays."""
+        if 0 < self._sampling.top_k < len(logits):
+            kth = logits.topk(self._sampling.top_k).values[-1]
+            logits = logits.masked_fill(logits < kth, -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self._sampling.top_p < 1.0:
+            ordered, index = probabilities.sort(descending=True, stable=True)
+            before = ordered.cumsum(-1) - ordered
+            probabilities[index[before >= self._sampling.top_p]] = 0.0
+        if self._sampling.min_p > 0.0:
+            probabilities[probabilities < self._sampling.min_p * probabilities.max()] = 0.0
+        return probabilities / probabilities.sum()
+
+
+class TextDecoder:
+    """Tokens to text piece by piece; bytes of an unfinished character are held back."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes."""
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+@dataclass
+class StopScanner:
+    """Lets text through up to a stop string, and never any beginning of one before it is ruled out."""
+
+    stops: tuple[str, ...]
+    held: str = ""
+    is_stopped: bool = False
+
+    def push(self, text: str) -> str:
+        """Text that is safe to show; sets `is_stopped` when a stop string is complete."""
+        self.held += text
+        found = [at for at in (self.held.find(stop) for stop in self.stops) if at >= 0]
+        if found:
+            shown, self.held, self.is_stopped = self.held[: min(found)], "", True
+            return shown
+        keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, once the answer has ended without a stop string."""
+        shown, self.held = self.held, ""
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,141 @@
+"""Teacher forcing: log-probabilities of given answers, answers verified as drafts, leave-one-out influence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salience_models.cache import RowCache
+from salience_models.generation import continue_greedily
+from salience_models.language_model import DecodeState, LanguageModel, Request
+from salience_models.receipts import Receipt
+
+__all__ = ["DraftedAnswer", "Score", "answer_with_draft", "score"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A continuation's log-probabilities, token by token, and the receipt of its request.
+
+    `n_agreed` is how many leading tokens greedy decoding would have chosen itself.
+    """
+
+    logprobs: tuple[float, ...]
+    n_agreed: int
+    receipt: Receipt
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(self.logprobs) / len(self.logprobs)
+
+
+@dataclass(frozen=True)
+class DraftedAnswer:
+    """What the model answers greedily, and what it thought of the draft (the gold answer)."""
+
+    token_ids: tuple[int, ...]
+    draft: Score
+
+
+def score(
+    lm: LanguageModel,
+    requests: Sequence[Request],
+    continuations: Sequence[Sequence[int]],
+    *,
+    with_mass: bool = False,
+    impl: str = "auto",
+    chunk_tokens: int | None = None,
+    prefix: RowCache | None = None,
+) -> list[Score]:
+    """Log-probability of each continuation after its prompt (nats per token, raw distribution).
+
+    Continuation rows are steered as answer rows, exactly as decoding them would be.
+    """
+    _check_continuations(requests, continuations)
+    state = lm.prefill(
+        requests,
+        new_tokens=max(len(c) for c in continuations),
+        with_mass=with_mass,
+        impl=impl,
+        chunk_tokens=chunk_tokens,
+        prefix=prefix,
+    )
+    logits = _teacher_forced(lm, state, continuations)
+    return _scores(lm, state, logits, continuations)
+
+
+def answer_with_draft(
+    lm: LanguageModel,
+    requests: Sequence[Request],
+    drafts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    with_mass: bool = False,
+    impl: str = "auto",
+    prefix: RowCache | None = None,
+) -> list[DraftedAnswer]:
+    """Greedy answers, with each draft verified in one pass instead of decoded.
+
+    Where the model disagrees with its draft, decoding goes on from that token, so the answer is
+    the one a plain greedy loop gives; where it agrees to the end, the answer stops with the draft.
+    A draft is cut to `max_new_tokens`.
+    """
+    _check_continuations(requests, drafts)
+    state = lm.prefill(requests, new_tokens=max_new_tokens, with_mass=with_mass, impl=impl, prefix=prefix)
+    logits = _teacher_forced(lm, state, drafts)
+    scores = _scores(lm, state, logits, drafts)
+    usable = [min(len(d), max_new_tokens) for d in drafts]
+    open_rows = [i for i, s in enumerate(scores) if s.n_agreed < usable[i]]
+    answers = [tuple(d[: min(s.n_agreed, u)]) for d, s, u in zip(drafts, scores, usable, strict=True)]
+    if open_rows:
+        lengths = [r.prompt_length + s.n_agreed for r, s in zip(state.requests, scores, strict=True)]
+        rows = state.rows(lengths)
+        resumed = lm.resume(
+            [rows[i] for i in open_rows],
+            [state.requests[i] for i in open_rows],
+            new_tokens=max_new_tokens,
+            like=state.run,
+        )
+        resumed.run.with_mass = False
+        firsts = [int(logits[i, scores[i].n_agreed].argmax()) for i in open_rows]
+        rest = [max_new_tokens - scores[i].n_agreed for i in open_rows]
+        del state
+        for i, tokens in zip(open_rows, continue_greedily(lm, resumed, firsts, rest), strict=True):
+            answers[i] = (*answers[i], *tokens)
+    return [DraftedAnswer(answer, s) for answer, s in zip(answers, scores, strict=True)]
+
+
+def _check_continuations(requests: Sequence[Request], continuations: Sequence[Sequence[int]]) -> None:
+    if len(requests) != len(continuations):
+        raise ValueError(f"continuations must be one per request ({len(requests)}), got {len(continuations)}")
+    for row, continuation in enumerate(continuations):
+        if not continuation:
+            raise ValueError(f"continuations[{row}] must hold at least one token, got none")
+
+
+def _teacher_forced(lm: LanguageModel, state: DecodeState, continuations: Sequence[Sequence[int]]) -> Tensor:
+    """Logits that predict each continuation token, `[batch, query, vocab]`."""
+    first = state.logits[:, None]
+    if max(len(c) for c in continuations) == 1:
+        return first
+    return torch.cat([first, lm.extend(state, [c[:-1] for c in continuations])], dim=1)
+
+
+def _scores(
+    lm: LanguageModel, state: DecodeState, logits: Tensor, continuations: Sequence[Sequence[int]]
+) -> list[Score]:
+    chosen = logits.argmax(-1).cpu()
+    results = []
+    for row, continuation in enumerate(continuations):
+        tokens = torch.tensor(continuation)
+        own = logits[row, : len(tokens)].float().log_softmax(-1).cpu()
+        agrees = (chosen[row, : len(tokens)] == tokens).long()
+        results.append(
+            Score(
+                tuple(own[torch.arange(len(tokens)), tokens].tolist()),
+                int(agrees.cumprod(0).sum()),
+                lm.receipt(state, row),
+            )
+        )
+    return results

@@ -1,0 +1,320 @@
+"""A batch's plans at work: compiled to per-layer key biases and applied inside every attention call.
+
+Positions here are columns of the left-padded batch: request i's own row r is column
+`pads[i] + r`. A query scope is a contiguous range of rows, so each range of rows in which the
+same spans are steered is one fused call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from salience_kernels import (
+    block_log_mass,
+    key_bias_attention,
+    solve_share_bias,
+    target_share_attention,
+)
+from torch import Tensor
+
+from salience_models.attention import AttentionCall, geometry
+from salience_models.bias_plan import BiasPlan, SteeringMethod
+from salience_models.errors import BiasNotApplied, InvalidPlan
+from salience_models.receipts import MassLedger
+
+__all__ = ["RequestSteering", "SteeringRun"]
+
+_SHARE_RULES = {SteeringMethod.TARGET_SHARE: "exact", SteeringMethod.TARGET_SHARE_PAPER: "paper"}
+
+
+@dataclass
+class RequestSteering:
+    """One request's plan and what its passes have found: it outlives the batch the request sits in."""
+
+    plan: BiasPlan
+    prompt_length: int
+    solved: dict[int, Tensor] = field(default_factory=dict)
+    """Per layer the biases `[block]` in nats that share control found on the question rows."""
+    unreached: set[tuple[int, str]] = field(default_factory=set)
+    """(layer, block) pairs whose share could not be reached (the block lies outside the window)."""
+    applied_layers: set[int] = field(default_factory=set)
+    ledger: MassLedger = field(default_factory=MassLedger)
+
+    def layer_asks(self, layer: int) -> Tensor:
+        """What each block asks for in `layer`, `[block]`: nats, or a share under target share."""
+        if self.plan.method is SteeringMethod.SHARE_CONTROL:
+            return self.solved[layer]
+        return torch.tensor(self.plan.asks)
+
+    def heads_of(self, layer: int, n_heads: int) -> list[int] | None:
+        """Steered heads of `layer`; None = all."""
+        if self.plan.heads is None:
+            return None
+        return [head for at, head in self.plan.heads if at == layer and head < n_heads]
+
+
+class SteeringRun:
+    """The steerer of one batch.
+
+    Args:
+        requests: One per batch row.
+        pads: Left padding per row.
+        with_mass: Record achieved mass of the question rows and the answer rows.
+        impl: Kernel implementation by name, or "auto".
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[RequestSteering],
+        pads: Sequence[int],
+        device: torch.device,
+        *,
+        with_mass: bool = False,
+        impl: str = "auto",
+    ) -> None:
+        self.requests = list(requests)
+        self.pads = list(pads)
+        self.with_mass = with_mass
+        self.impl = impl
+        self.impls: set[str] = set()
+        self.fed_ends: list[int] = []
+        """Per request the column after its last real token: what lies right of it is padding."""
+        self.n_blocks = max((len(r.plan.spans) for r in self.requests), default=0)
+        width = max(pad + r.prompt_length for pad, r in zip(self.pads, self.requests, strict=True))
+        self._block_ids = torch.zeros(len(self.requests), width, dtype=torch.int64, device=device)
+        for i, (pad, request) in enumerate(zip(self.pads, self.requests, strict=True)):
+            for number, span in enumerate(request.plan.spans, start=1):
+                self._block_ids[i, pad + span.start : pad + span.end] = number
+        self._bias_cache: dict[tuple[object, ...], Tensor] = {}
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """One layer: solve what must be solved, then one fused call per range of rows."""
+        steered = [i for i, r in enumerate(self.requests) if r.plan.steers_layer(call.layer)]
+        self._solve_shares(call, steered)
+        start, end = call.query_start, call.query_start + call.query.shape[2]
+        cuts = {start, end}
+        for i in steered:
+            request = self.requests[i]
+            cuts |= {self.pads[i] + row for row in request.plan.row_cuts(request.prompt_length)}
+        edges = sorted(cut for cut in cuts if start <= cut <= end)
+        outs = [self._attend_rows(call, steered, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        for i in steered:
+            self.requests[i].applied_layers.add(call.layer)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+
+    def check_applied(self, n_layers: int) -> None:
+        """After a forward pass.
+
+        Raises:
+            BiasNotApplied: A request asked for steering and some layer it names did not apply it.
+        """
+        for request in self.requests:
+            wanted = {layer for layer in range(n_layers) if request.plan.steers_layer(layer)}
+            if request.plan.is_steering and (not wanted or wanted - request.applied_layers):
+                missing = sorted(wanted - request.applied_layers) or "all (none exists in this model)"
+                raise BiasNotApplied(f"the plan asked for steering, but these layers did not apply it: {missing}")
+
+    def _solve_shares(self, call: AttentionCall, steered: Sequence[int]) -> None:
+        """Share control: find this layer's biases from the question rows' own scores, once per request."""
+        todo = [
+            i
+            for i in steered
+            if self.requests[i].plan.method is SteeringMethod.SHARE_CONTROL
+            and call.layer not in self.requests[i].solved
+        ]
+        if not todo:
+            return
+        start, end = call.query_start, call.query_start + call.query.shape[2]
+        firsts = [self.pads[i] + self.requests[i].plan.first_question_row for i in todo]
+        ends = [self.pads[i] + self.requests[i].prompt_length for i in todo]
+        first = min(firsts)
+        if first < start or max(ends) > end:
+            if all(self._first_affected(i) >= end for i in todo):
+                return  # an earlier chunk that nothing steers yet
+            raise InvalidPlan(
+                "share_control needs its question rows and all rows it steers in one chunk of the prefill, "
+                f"got a chunk of columns [{start}, {end}) with question rows [{first}, {max(ends)})"
+            )
+        rows = torch.arange(first, end, device=call.query.device)
+        mask = torch.stack([(rows >= a) & (rows < b) for a, b in zip(firsts, ends, strict=True)])
+        spots = geometry(call) | {"query_offset": first - call.key_offset}
+        if call.key_start is not None:
+            spots["key_start"] = spots["key_start"][todo]  # type: ignore[index]
+        log_mass = block_log_mass(
+            call.query[todo, :, first - start :],
+            call.key[todo],
+            blocks=self._blocks(call)[todo],
+            n_blocks=self.n_blocks,
+            **spots,
+        )
+        shares = torch.zeros(len(todo), self.n_blocks, device=call.query.device)
+        heads = torch.ones(len(todo), call.query.shape[1], dtype=torch.bool, device=call.query.device)
+        for row, i in enumerate(todo):
+            asks = self.requests[i].plan.asks
+            shares[row, : len(asks)] = torch.tensor(asks)
+            chosen = self.requests[i].heads_of(call.layer, heads.shape[1])
+            if chosen is not None:
+                heads[row] = False
+                heads[row, chosen] = True
+        found = solve_share_bias(log_mass, shares, row_mask=mask, head_mask=heads)
+        for row, i in enumerate(todo):
+            request = self.requests[i]
+            request.solved[call.layer] = found.bias[row, : len(request.plan.spans)].cpu()
+            for span, reached in zip(request.plan.spans, found.reached[row].tolist(), strict=False):
+                if span.share and not reached:
+                    request.unreached.add((call.layer, span.name))
+
+    def _first_affected(self, i: int) -> int:
+        request = self.requests[i]
+        return self.pads[i] + request.plan.first_affected_row(request.prompt_length)
+
+    def _attend_rows(self, call: AttentionCall, steered: Sequence[int], start: int, end: int) -> Tensor:
+        """Rows `[start, end)`, in which every request steers the same spans throughout."""
+        at = start - call.query_start
+        rows = _Rows(call, call.query[:, :, at : at + end - start], start, end)
+        active = {
+            i: spans
+            for i in steered
+            if any(spans := self.requests[i].plan.active_spans(start - self.pads[i], self.requests[i].prompt_length))
+        }
+        shared = [i for i in active if self.requests[i].plan.method in _SHARE_RULES]
+        if not shared:
+            return self._biased(rows, list(range(len(self.requests))), active)
+        out = torch.empty_like(rows.query[..., : call.value.shape[-1]])
+        others = [i for i in range(len(self.requests)) if i not in shared]
+        if others:
+            out[others] = self._biased(rows, others, active)
+        for i in shared:
+            out[i] = self._shared(rows, i, active[i])[0]
+        return out
+
+    def _biased(self, rows: "_Rows", batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor:
+        """Requests `batch` under a key bias, in one call."""
+        call = rows.call
+        values = self._values(call, batch, active)
+        want = self.with_mass and self._holds_receipt_rows(rows, batch)
+        result = key_bias_attention(
+            **rows.tensors(batch, len(self.requests)),
+            key_bias=None if values is None else self._key_bias(call, batch, values),
+            blocks=self._blocks(call)[batch] if want else None,
+            mass="last" if want else "none",
+            impl=self.impl,
+        )
+        self.impls.add(str(result.impl))
+        if want:
+            assert result.mass is not None
+            before = result.mass if values is None else _counterfactual(result.mass, values)
+            for row, i in enumerate(batch):
+                self._record(rows, i, result.mass[row], before[row])
+        return result.out
+
+    def _shared(self, rows: "_Rows", i: int, active: tuple[bool, ...]) -> Tensor:
+        """Request `i` under target share, `[1, head, query, head_dim]`."""
+        call, request = rows.call, self.requests[i]
+        asks = request.layer_asks(call.layer) * torch.tensor(active)
+        want = self.with_mass and self._holds_receipt_rows(rows, [i])
+        tensors = rows.tensors([i], len(self.requests))
+        blocks = self._blocks(call)[[i]]
+        result = target_share_attention(
+            **tensors,
+            blocks=blocks,
+            shares=asks[None].to(call.query.device),
+            rule=_SHARE_RULES[request.plan.method],
+            only_raise=request.plan.only_raise,
+            mass="last" if want else "none",
+        )
+        self.impls.add(f"target_share:{result.impl}")
+        out, mass, before = result.out, result.mass, result.mass_before
+        chosen = request.heads_of(call.layer, call.query.shape[1])
+        if chosen is not None:
+            plain = key_bias_attention(**tensors, impl=self.impl)
+            mixed = plain.out.clone()
+            mixed[:, chosen] = out[:, chosen]
+            out = mixed
+            if want:
+                kept = before.clone()
+                kept[:, chosen] = mass[:, chosen]
+                mass = kept
+        if want:
+            self._record(rows, i, mass[0], before[0])
+        return out
+
+    def _values(self, call: AttentionCall, batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor | None:
+        """Nats per request and block `[batch, 1 | head, block + 1]` (0 = rest); None where nothing is steered."""
+        if not any(i in active for i in batch):
+            return None
+        n_heads = call.query.shape[1]
+        per_head = any(i in active and self.requests[i].plan.heads is not None for i in batch)
+        values = torch.zeros(len(batch), n_heads if per_head else 1, self.n_blocks + 1)
+        for row, i in enumerate(batch):
+            if i in active:
+                asks = self.requests[i].layer_asks(call.layer) * torch.tensor(active[i])
+                chosen = self.requests[i].heads_of(call.layer, n_heads)
+                heads = slice(None) if chosen is None else chosen
+                values[row, heads, 1 : len(asks) + 1] = asks
+        return values.to(call.query.device)
+
+    def _key_bias(self, call: AttentionCall, batch: list[int], values: Tensor) -> Tensor:
+        """Nats per key `[batch, 1 | head, key]` of this call's keys; equal across layers where values are."""
+        key_count = call.key.shape[2]
+        cached = (call.key_offset, key_count, tuple(batch), values.shape, values.cpu().numpy().tobytes())
+        if cached not in self._bias_cache:
+            if len(self._bias_cache) >= 16:
+                self._bias_cache.clear()
+            ids = self._blocks(call)[batch].long()[:, None].expand(-1, values.shape[1], -1)
+            self._bias_cache[cached] = values.gather(2, ids)
+        return self._bias_cache[cached]
+
+    def _blocks(self, call: AttentionCall) -> Tensor:
+        """Block number of each of this call's keys, int16 `[batch, key]`; 0 = rest, answer tokens included."""
+        offset, count = call.key_offset, call.key.shape[2]
+        ids = self._block_ids[:, offset : offset + count].to(torch.int16)
+        return F.pad(ids, (0, count - ids.shape[1]))
+
+    def _receipt_start(self, i: int) -> int:
+        return self.pads[i] + self.requests[i].plan.first_question_row
+
+    def _holds_receipt_rows(self, rows: "_Rows", batch: Sequence[int]) -> bool:
+        return self.n_blocks > 0 and any(self._receipt_start(i) < rows.end for i in batch)
+
+    def _record(self, rows: "_Rows", i: int, mass: Tensor, before: Tensor) -> None:
+        """Add request `i`'s mass `[head, row, block + 1]` of the last rows of this range to its ledger.
+
+        A window layer whose keys hold none of the later blocks returns fewer columns: the rest are zero.
+        """
+        request = self.requests[i]
+        width = len(request.plan.spans) + 1
+        mass, before = (F.pad(m, (0, max(0, width - m.shape[-1])))[..., :width] for m in (mass, before))
+        first = rows.end - mass.shape[1]
+        columns = torch.arange(first, rows.end)
+        keep = (columns >= self._receipt_start(i)) & (columns < self.fed_ends[i])
+        if not keep.any():
+            return
+        is_answer = rows.start >= self.pads[i] + request.prompt_length
+        request.ledger.add(rows.call.layer, is_answer, mass[:, keep].cpu(), before[:, keep].cpu())
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A range of query rows of one call, and the kernel arguments for some of its batch rows."""
+
+    call: AttentionCall
+    query: Tensor
+    start: int
+    end: int
+
+    def tensors(self, batch: list[int], batch_size: int) -> dict[str, object]:
+        spots = geometry(self.call) | {"query_offset": self.start - self.call.key_offset}
+        parts = {"query": self.query, "key": self.call.key, "value": self.call.value}
+        if len(batch) < batch_size:
+            parts = {name: tensor[batch] for name, tensor in parts.items()}
+            if spots["key_start"] is not None:
+                spots["key_start"] = spots["key_start"][batch]  # type: ignore[index]
+        return parts | spots
+
+
+def _counterfactual(mass: Tensor, values: Tensor) -> Tensor:
+    """Mass without the bias, `p ∝ p' · exp(−b)` per row and head, the rest (sink included) at b = 0."""
+    undone = mass * torch.exp(-values)[:, :, None, : mass.shape[-1]]
+    return undone / undone.sum(-1, keepdim=True).clamp(min=1e-30)
