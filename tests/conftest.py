@@ -16,6 +16,8 @@ from jaxtyping import install_import_hook
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from salience_models import LanguageModel
+
 # Both take hold only of what is imported later: no import above brings in a room or huggingface_hub.
 install_import_hook(["salience_kernels", "salience_models"], "beartype.beartype")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -82,6 +84,59 @@ def build_tiny_model(name: str, dtype: torch.dtype = torch.float32) -> "PreTrain
 def tiny_model() -> "Callable[..., PreTrainedModel]":
     """`tiny_model(name, dtype=torch.float32)`: shared by the session, so a test leaves it as it was."""
     return build_tiny_model
+
+
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that loads as any local model does: a random Llama of 2 layers with a window of 2048 tokens.
+
+    Its tokenizer is a byte-level BPE trained on a few lines, with a ChatML template; end token `<|im_end|>`.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        show_progress=False,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    lines = [
+        "Extract the value for the key in the JSON object below.",
+        "Answer the question: when, where, who?",
+    ]
+    backend.train_from_iterator(lines, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", chat_template=CHATML, model_max_length=2048
+    )
+    overrides = TINY_MODELS["llama"][1] | {"vocab_size": len(tokenizer), "pad_token_id": None}
+    config = AutoConfig.for_model("llama", **(_SIZES | overrides))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tiny_checkpoint: Path) -> "LanguageModel":
+    """The model of `tiny_checkpoint`, loaded once for the session."""
+    from salience_models import LanguageModel
+
+    return LanguageModel.load(str(tiny_checkpoint), device="cpu")
 
 
 @pytest.fixture(params=sorted(TINY_MODELS))

@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
-from salience_models import BiasPlan, BlockSpan, Steering, SteeringMethod, TokenSpan, plan_from_weights
 
 from salience_experiments.errors import SpecError
 from salience_experiments.prompt_edits import PromptEdit, resolve_prompt_edit
 from salience_experiments.tasks.base import Item, Layout, plain_layout
+from salience_models import BiasPlan, BlockSpan, Steering, SteeringMethod, TokenSpan, plan_from_weights
 
 __all__ = ["Arm", "ArmName", "EditArm", "SteeringArm", "build_arm"]
 
@@ -34,7 +34,7 @@ class Arm:
     def plan(
         self, spans: tuple[TokenSpan, ...], weights: Mapping[str, float], n_layers: int, question_start: int
     ) -> BiasPlan:
-        """The plan for the rendered blocks' token spans; a span that asks for nothing is measured all the same."""
+        """The plan for the blocks' token spans; a span that asks for nothing is measured all the same."""
         neutral = tuple(BlockSpan(name=s.name, start=s.start, end=s.end) for s in spans)
         return BiasPlan(spans=neutral, question_start=question_start)
 
@@ -77,12 +77,19 @@ def build_arm(name: str, params: Mapping[str, Any]) -> Arm:
         if ":" in name:
             return _imported(name)(**params)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(_problem(e) for e in error.errors())
         raise SpecError(f"arm {name!r}: {problems}") from error
     except TypeError as error:
         raise SpecError(f"arm {name!r} does not take these params: {error}") from error
     known = [*ArmName, *PromptEdit, *SteeringMethod]
     raise SpecError(f"arm must be one of {', '.join(known)} or package.module:Class, got {name!r}")
+
+
+def _problem(error: Any) -> str:
+    where = ".".join(["params", *map(str, error["loc"])])
+    if error["type"] == "extra_forbidden":
+        return f"{where} is not one of its parameters"
+    return f"{where}: {error['msg']}, got {error['input']!r}"
 
 
 def _without_params(name: str, params: Mapping[str, Any], arm: Arm) -> Arm:
@@ -95,8 +102,10 @@ def _imported(path: str) -> type[Arm]:
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(f"arm {path!r} cannot be imported: {error}") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(
+            f"arm {path!r} cannot be imported: {error} (its module must be installed or on PYTHONPATH)"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Arm)):
         raise SpecError(f"arm {path!r} must be a subclass of salience_experiments.arms.Arm")
     return found

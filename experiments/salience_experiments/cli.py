@@ -1,34 +1,45 @@
 """Commands of this room: `run`, `report`, `power`, `merge`, `parity`, `bench`."""
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
-from salience.config import load_settings
-from salience_memory import Embedder, TextRecall
-from salience_models import LanguageModel, pull
 
+from salience.config import load_settings
 from salience_experiments.bench.cli import bench_commands
 from salience_experiments.errors import ExperimentsError, ParityError, SpecError
 from salience_experiments.manifests import merge_runs, read_run
 from salience_experiments.power import format_power, power_for_spec
 from salience_experiments.report import build_report
 from salience_experiments.runner import RunOptions, run_directory, run_spec
-from salience_experiments.spec import ExperimentSpec, load_spec
+from salience_experiments.spec import load_spec
 from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
 from salience_experiments.trials import Shard
-from salience_experiments.weight_sources import WeightSource
+from salience_memory import Embedder, TextRecall
+from salience_models import LanguageModel, pull
 
 __all__ = ["add_commands"]
 
 EMBEDDER = "all-minilm-l6-v2"
 
 SpecArgument = Annotated[Path, typer.Argument(help="A YAML spec.")]
-DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of public data files [SALIENCE_DATA].")]
-ResultsOption = Annotated[Path | None, typer.Option("--results", help="Where runs go; default: beside the specs' folder.")]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Folder of public data files [SALIENCE_DATA].")
+]
+ResultsOption = Annotated[
+    Path | None, typer.Option("--results", help="Where runs go; default: beside the specs' folder.")
+]
 
 
 def add_commands(app: typer.Typer) -> tuple[type[Exception], ...]:
@@ -43,7 +54,9 @@ def run(
     spec: SpecArgument,
     data: DataOption = None,
     results: ResultsOption = None,
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: start of the spec's hash.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Name of the run; default: start of the spec's hash.")
+    ] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: only every n-th item, from the i-th on.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first items.")] = None,
 ) -> None:
@@ -85,7 +98,7 @@ def run(
             loaded,
             options,
             load,
-            _recall(loaded, settings.cache_dir),
+            _recall(settings.cache_dir),
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     console.print(f"{run_dir}\nnext: salience report {run_dir}", markup=False, soft_wrap=True)
@@ -96,11 +109,14 @@ def default_results(spec: Path) -> Path:
     return spec.resolve().parent.parent / "results"
 
 
-def _recall(spec: ExperimentSpec, cache_dir: Path | None) -> TextRecall:
-    """Recall with the bundled embedder, pulled only where an arm weighs by recall."""
-    if all(cell.weights is not WeightSource.RECALL for cell in spec.cells() if cell.arm != "none"):
-        return TextRecall()
-    return TextRecall(Embedder(pull(EMBEDDER, cache_dir), name=EMBEDDER))
+def _recall(cache_dir: Path | None) -> TextRecall:
+    """Recall with the bundled embedder, which is pulled when an arm first weighs by recall."""
+
+    @cache
+    def embedder() -> Embedder:
+        return Embedder(pull(EMBEDDER, cache_dir), name=EMBEDDER)
+
+    return TextRecall(lambda texts: embedder()(texts))
 
 
 def _shard(text: str) -> Shard:
@@ -112,7 +128,9 @@ def _shard(text: str) -> Shard:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or specs whose default run is meant.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write; needed for several runs.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; needed for several runs.")
+    ] = None,
 ) -> None:
     """Regenerate tables and figures from result files alone: Markdown, PNG, SVG and one HTML page."""
     console = Console(highlight=False)

@@ -6,15 +6,24 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+
 from salience_models import LanguageModel
 
 __all__ = ["describe_commit", "describe_device", "describe_model", "describe_versions"]
 
-_DISTRIBUTIONS = ("torch", "transformers", "tokenizers", "numpy", "sentence-transformers", "faiss-cpu", "faiss-gpu")
+_DISTRIBUTIONS = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "sentence-transformers",
+    "faiss-cpu",
+    "faiss-gpu",
+)
 
 
 def describe_commit() -> tuple[str, bool]:
-    """Commit of this source tree and whether tracked or new files differ from it; ("unknown", True) outside git."""
+    """Commit of this source tree, and whether its files differ from it; ("unknown", True) outside git."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:

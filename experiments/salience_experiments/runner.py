@@ -1,27 +1,31 @@
 """Run a spec: every item at every position under every arm, appended trial by trial, resumable."""
 
-import json
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-from salience_memory import TextRecall
-from salience_models import LanguageModel
-
-from salience_experiments.arms import Arm, build_arm
-from salience_experiments.errors import TrialsError
-from salience_experiments.manifests import Manifest, hash_prompts, load_manifest, manifest_path, write_manifest
-from salience_experiments.provenance import describe_commit, describe_device, describe_model, describe_versions
+from salience_experiments.arms import Arm, ArmName, build_arm
+from salience_experiments.errors import SpecError, TrialsError
+from salience_experiments.manifests import load_manifest
+from salience_experiments.run_manifest import ManifestWriter, finish_manifest
 from salience_experiments.spec import ArmCell, ExperimentSpec
 from salience_experiments.task_factory import build_task
-from salience_experiments.tasks.base import Item, Task
-from salience_experiments.trial_batches import Outcome, PreparedTrial, SharedPrefix, prepare_trial, run_trials
-from salience_experiments.trials import Shard, Trial, TrialKey, TrialLog, read_trials
+from salience_experiments.tasks.base import Item, RenderedPrompt, Task
+from salience_experiments.trial_batches import (
+    Outcome,
+    PreparedTrial,
+    draft_tokens,
+    encode_prompt,
+    prepare_trial,
+    run_trials,
+)
+from salience_experiments.trials import LOG_PATTERN, Shard, Trial, TrialKey, TrialLog, log_path
 from salience_experiments.weight_sources import WeightSource, block_weights
+from salience_memory import TextRecall
+from salience_models import LanguageModel, PromptTooLong
 
 __all__ = ["RunOptions", "run_directory", "run_spec"]
 
@@ -47,7 +51,7 @@ def run_directory(spec: ExperimentSpec, options: RunOptions) -> Path:
 
 
 def split_of(item: Item) -> str:
-    """"dev" for the slice that settings are tuned on, "test" for what is reported."""
+    """The slice that settings are tuned on is "dev"; what is reported is "test"."""
     return "dev" if item.index % DEV_EVERY == 0 else "test"
 
 
@@ -69,37 +73,41 @@ def run_spec(
         on_progress: Told (trials done, trials in all) after each item.
 
     Raises:
-        SpecError, DataError: Before anything is written.
-        TrialsError: The directory holds another spec's run, or another process writes to it.
+        SpecError, DataError, ModelsError: Before anything is written, except for a prompt over the context
+            window (`PromptTooLong`), of which the manifest tells, but no trial has run.
+        TrialsError: The directory holds another spec's run, another process writes to it, or it cannot be
+            written.
     """
     task = build_task(spec.task.name, spec.task.params, spec.positions, spec.seed, options.data_dir)
     arms = [(cell, build_arm(cell.arm, cell.params)) for cell in spec.cells()]
     items = {position: task.items(position) for position in spec.positions}
     indices = _item_indices(spec, items[spec.positions[0]], options)
     run_dir = run_directory(spec, options)
-    total = len(indices) * len(spec.positions) * len(arms)
-    _check_same_spec(run_dir, spec, options.shard)
-    with TrialLog(run_dir, options.shard, retry_failed=True) as log:
-        keys = {
-            TrialKey(items[position][index].item_id, position, cell.label)
-            for index in indices
-            for position in spec.positions
-            for cell, _ in arms
-        }
-        missing = keys - log.done
-        if not missing:
-            _mark_complete(run_dir, options.shard)
-            on_progress(total, total)
+    keys = {
+        TrialKey(items[position][index].item_id, position, cell.label)
+        for index in indices
+        for position in spec.positions
+        for cell, _ in arms
+    }
+    _check_run_dir(run_dir, spec, options.shard)
+    # A model that does not load leaves no new run behind; a run that another process writes loads none.
+    lm = None if log_path(run_dir, options.shard).exists() else load()
+    with _open_log(run_dir, options.shard) as log:
+        if keys and keys <= log.done:
+            finish_manifest(run_dir, options.shard, keys)
+            on_progress(len(keys), len(keys))
             return run_dir
-        lm = load()
-        writer = _ManifestWriter(run_dir, spec, options, lm, total)
+        lm = lm or load()
+        writer = ManifestWriter(run_dir, options.shard, spec, lm, keys)
         writer.write("running")
+        on_progress(len(keys & log.done), len(keys))
         try:
             experiment = _Experiment(spec, task, items, arms, lm, recall, log)
             with _terminate_as_interrupt():
+                experiment.check_prompts(indices)
                 for index in indices:
                     experiment.run_item(index)
-                    on_progress(len(keys & log.done), total)
+                    on_progress(len(keys & log.done), len(keys))
         except KeyboardInterrupt:
             writer.write("interrupted", "stopped by the user")
             raise
@@ -112,25 +120,40 @@ def run_spec(
 
 def _item_indices(spec: ExperimentSpec, items: Sequence[Item], options: RunOptions) -> list[int]:
     chosen = [i for i, item in enumerate(items) if spec.split in ("all", split_of(item))]
+    if not chosen:
+        raise SpecError(
+            f"split {spec.split!r} must hold at least one item, got none of the task's {len(items)}"
+        )
     chosen = chosen[: options.limit]
     if options.shard is not None:
         chosen = [i for n, i in enumerate(chosen) if n % options.shard.count == options.shard.index - 1]
     return chosen
 
 
-def _check_same_spec(run_dir: Path, spec: ExperimentSpec, shard: Shard | None) -> None:
-    path = manifest_path(run_dir, shard)
-    if path.exists() and load_manifest(path).spec_sha256 != spec.sha256():
-        raise TrialsError(f"{run_dir} holds a run of another version of spec {spec.name!r}; choose another run id")
+def _check_run_dir(run_dir: Path, spec: ExperimentSpec, shard: Shard | None) -> None:
+    """Refuse a folder that cannot be written, or that holds another spec's run or other shards."""
+    existing = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise TrialsError(f"{run_dir} must be a folder that can be written, got {existing} in its way")
+    for path in sorted(run_dir.glob("manifest*.json")):
+        if load_manifest(path).spec_sha256 != spec.sha256():
+            raise TrialsError(
+                f"{run_dir} holds a run of another version of spec {spec.name!r}; choose another run id"
+            )
+    counts = {
+        int(match[2]) for path in run_dir.glob("*") if (match := LOG_PATTERN.match(path.name)) and match[2]
+    }
+    if shard is not None and counts - {shard.count}:
+        raise TrialsError(f"{run_dir} is split into {max(counts)} shards, got a part of {shard.count}")
 
 
-def _mark_complete(run_dir: Path, shard: Shard | None) -> None:
-    """Finish the manifest of a run that was killed between its last trial and its end."""
-    manifest = load_manifest(manifest_path(run_dir, shard))
-    if manifest.status != "complete":
-        trials = read_trials(run_dir)
-        update = {"status": "complete", "error": None, "finished": _now(), "n_trials": len(trials)}
-        write_manifest(run_dir, manifest.model_copy(update=update), shard)
+def _open_log(run_dir: Path, shard: Shard | None) -> TrialLog:
+    try:
+        return TrialLog(run_dir, shard, retry_failed=True)
+    except OSError as error:
+        raise TrialsError(
+            f"{run_dir} must be a folder that can be written, got: {error.strerror or error}"
+        ) from error
 
 
 @contextmanager
@@ -161,35 +184,86 @@ class _Experiment:
         wanted = spec.max_new_tokens
         self._max_new_tokens = task.max_new_tokens if wanted is None else wanted
 
+    def check_prompts(self, indices: Sequence[int]) -> None:
+        """Lay out and encode every prompt that is still to be run, before the model answers the first.
+
+        Raises:
+            PromptTooLong: A prompt and its answer are over the context window; names the longest.
+        """
+        overruns = [
+            overrun
+            for index in indices
+            for position in self._spec.positions
+            for overrun in self._overruns(*self._todo(index, position), position)
+        ]
+        if overruns:
+            over, description = max(overruns)
+            window = self._lm.info.context_window
+            raise PromptTooLong(
+                f"{description}, which is {over} over the context window of {window}; "
+                f"{len(overruns)} trials of this run are too long"
+            )
+
     def run_item(self, index: int) -> None:
         """All positions, the gold block last first: the blocks before it are then shared by the others."""
-        shared = SharedPrefix()
+        groups = []
         for position in reversed(self._spec.positions):
-            item = self._items[position][index]
-            todo = [
-                (cell, arm)
-                for cell, arm in self._arms
-                if TrialKey(item.item_id, position, cell.label) not in self._log.done
-            ]
-            if not todo:
-                continue
-            trials = self._prepare(item, todo)
-            for outcome in run_trials(
-                self._lm,
-                trials,
-                shared,
-                max_new_tokens=self._max_new_tokens,
-                with_mass=self._spec.receipts,
-                batch_columns=self._spec.batch_columns,
-            ):
-                self._log.append(self._trial(outcome, position))
+            item, todo = self._todo(index, position)
+            if todo:
+                groups.append(self._prepare(item, todo))
+        if not groups:
+            return
+        outcomes = run_trials(
+            self._lm,
+            self._task,
+            groups,
+            max_new_tokens=self._max_new_tokens,
+            with_mass=self._spec.receipts,
+            batch_columns=self._spec.batch_columns,
+        )
+        for outcome in outcomes:
+            self._log.append(self._trial(outcome))
+
+    def _todo(self, index: int, position: str) -> tuple[Item, list[tuple[ArmCell, Arm]]]:
+        """The item, and the arms under which it has no trial yet."""
+        item = self._items[position][index]
+        done = self._log.done
+        arms = [pair for pair in self._arms if TrialKey(item.item_id, position, pair[0].label) not in done]
+        return item, arms
+
+    def _overruns(
+        self, item: Item, arms: Sequence[tuple[ArmCell, Arm]], position: str
+    ) -> Iterator[tuple[int, str]]:
+        """Tokens over the context window, with a description; arms that share a prompt encode it once."""
+        weigh = self._weigher(item)
+        lengths: dict[RenderedPrompt, int] = {}
+        answer = max(self._max_new_tokens, len(draft_tokens(self._lm, item)))
+        for cell, arm in arms:
+            weights = {} if type(arm).layout is Arm.layout else weigh(cell)
+            rendered = self._task.render(item, arm.layout(item, weights))
+            if rendered not in lengths:
+                lengths[rendered] = len(encode_prompt(self._lm, rendered).token_ids)
+            over = lengths[rendered] + answer - self._lm.info.context_window
+            if over > 0:
+                yield (
+                    over,
+                    f"item {item.item_id!r} at {position!r} under arm {cell.label!r} has a prompt of "
+                    f"{lengths[rendered]} tokens and {answer} for its answer",
+                )
 
     def _prepare(self, item: Item, arms: Sequence[tuple[ArmCell, Arm]]) -> list[PreparedTrial]:
-        weights: dict[WeightSource, dict[str, float]] = {}
-        prepared = []
-        for cell, arm in arms:
-            if cell.weights not in weights:
-                weights[cell.weights] = block_weights(
+        weigh = self._weigher(item)
+        return [prepare_trial(self._lm, self._task, item, cell, arm, weigh(cell)) for cell, arm in arms]
+
+    def _weigher(self, item: Item) -> Callable[[ArmCell], dict[str, float]]:
+        """A function from arm to the item's block weights that asks each source once."""
+        known: dict[WeightSource, dict[str, float]] = {}
+
+        def weigh(cell: ArmCell) -> dict[str, float]:
+            if cell.arm == ArmName.NONE:
+                return {}
+            if cell.weights not in known:
+                known[cell.weights] = block_weights(
                     cell.weights,
                     item,
                     weight=self._spec.weighting.weight,
@@ -197,10 +271,11 @@ class _Experiment:
                     seed=self._spec.seed,
                     recall=self._recall,
                 )
-            prepared.append(prepare_trial(self._lm, self._task, item, cell, arm, weights[cell.weights]))
-        return prepared
+            return known[cell.weights]
 
-    def _trial(self, outcome: Outcome, position: str) -> Trial:
+        return weigh
+
+    def _trial(self, outcome: Outcome) -> Trial:
         trial, item = outcome.trial, outcome.trial.item
         receipt = outcome.score.receipt
         params = {
@@ -208,13 +283,17 @@ class _Experiment:
             "split": split_of(item),
             "item_index": item.index,
             "question": item.question,
-            "weights": "none" if trial.cell.label == self._spec.baseline else str(trial.cell.weights),
-            "weighted_blocks": sorted(trial.weights),
-            "hit_gold": any(block.is_gold for block in item.blocks if block.name in trial.weights),
+            "weights": "none",
         }
+        if trial.cell.arm != ArmName.NONE:
+            params |= {
+                "weights": str(trial.cell.weights),
+                "weighted_blocks": sorted(trial.weights),
+                "hit_gold": any(block.is_gold for block in item.blocks if block.name in trial.weights),
+            }
         return Trial(
             item=item.item_id,
-            position=position,
+            position=item.position,
             arm=trial.cell.label,
             params=params,
             prompt_sha256=trial.prompt_sha256,
@@ -238,49 +317,3 @@ def _brief_receipt(summary: dict[str, object], item: Item, weights: dict[str, fl
     layers = summary.pop("layers")
     assert isinstance(layers, list)
     return summary | {"first_layer": layers[0] if layers else None, "n_layers": len(layers)}
-
-
-class _ManifestWriter:
-    """Writes the manifest at the start, at the end, and never in between."""
-
-    def __init__(
-        self, run_dir: Path, spec: ExperimentSpec, options: RunOptions, lm: LanguageModel, total: int
-    ) -> None:
-        self._run_dir, self._options = run_dir, options
-        commit, dirty = describe_commit()
-        path = manifest_path(run_dir, options.shard)
-        started = load_manifest(path).started if path.exists() else _now()
-        self._manifest = Manifest(
-            spec_name=spec.name,
-            spec_sha256=spec.sha256(),
-            spec=json.loads(spec.model_dump_json()),
-            commit=commit,
-            dirty=dirty,
-            versions=describe_versions(),
-            device=describe_device(lm.device),
-            threads=torch.get_num_threads(),
-            model=describe_model(lm),
-            status="running",
-            started=started,
-            shards=options.shard.count if options.shard else 1,
-            shard=options.shard.index if options.shard else None,
-            n_expected=total,
-        )
-
-    def write(self, status: str, error: str | None = None) -> None:
-        trials = read_trials(self._run_dir)
-        count, digest = hash_prompts(trial.prompt_sha256 for trial in trials)
-        update = {
-            "status": status,
-            "error": error,
-            "finished": None if status == "running" else _now(),
-            "n_trials": len(trials),
-            "impls": tuple(sorted({trial.impl for trial in trials})),
-            "prompt_count": count,
-            "prompts_sha256": digest,
-        }
-        write_manifest(self._run_dir, self._manifest.model_copy(update=update), self._options.shard)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

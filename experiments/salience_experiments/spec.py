@@ -13,8 +13,6 @@ from salience_experiments.weight_sources import WeightSource
 
 __all__ = ["ArmCell", "ArmSpec", "ExperimentSpec", "ModelSpec", "TaskSpec", "WeightSpec", "load_spec"]
 
-Scalar = str | int | float | bool | None
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -68,14 +66,27 @@ class ArmSpec(_Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     label: str | None = None
 
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _names_sources(cls, weights: Any) -> Any:
+        for source in weights if isinstance(weights, list) else [weights]:
+            if source not in list(WeightSource):
+                raise ValueError(f"must be one of {', '.join(WeightSource)}, got {source!r}")
+        return weights
+
     def cells(self) -> list["ArmCell"]:
-        """Every combination of the listed values, labelled by what varies or differs from the arm's defaults."""
+        """Every combination of the listed values, labelled by the arm, its params and its weight source."""
         sources = self.weights if isinstance(self.weights, list) else [self.weights]
         axes = {name: value if isinstance(value, list) else [value] for name, value in self.params.items()}
+        for name, values in {"weights": sources, **axes}.items():
+            if not values:
+                raise ValueError(f"{name} of arm {self.arm!r} must list at least one value, got none")
         cells = []
         for source in sources:
             for values in itertools.product(*axes.values()):
-                params = {k: tuple(v) if isinstance(v, list) else v for k, v in zip(axes, values, strict=True)}
+                params = {
+                    k: tuple(v) if isinstance(v, list) else v for k, v in zip(axes, values, strict=True)
+                }
                 cells.append(ArmCell(self.label or self._label(source, params), self.arm, source, params))
         if self.label and len(cells) > 1:
             raise ValueError(f"label {self.label!r} must stand for one cell, got {len(cells)}")
@@ -117,14 +128,14 @@ class ExperimentSpec(_Strict):
     max_new_tokens: int | None = Field(default=None, ge=0)
     """Answer tokens; None = the task's published number, 0 = gold log-probability only."""
     receipts: bool = True
-    batch_columns: int = Field(default=16384, ge=1)
+    batch_columns: int = Field(default=65536, ge=1)
     """Bound on batch rows × columns, which bounds the key-value cache."""
 
     @field_validator("positions")
     @classmethod
     def _has_positions(cls, positions: tuple[str, ...]) -> tuple[str, ...]:
         if not positions or len(set(positions)) != len(positions):
-            raise ValueError(f"positions must name each position once, got {positions}")
+            raise ValueError(f"must name each position once, got {list(positions)}")
         return positions
 
     @model_validator(mode="after")
@@ -133,8 +144,9 @@ class ExperimentSpec(_Strict):
         doubled = sorted({label for label in labels if labels.count(label) > 1})
         if doubled:
             raise ValueError(f"arms must have different labels, got {doubled} more than once")
-        for label in {self.baseline, *itertools.chain(*self.contrasts)} - set(labels):
-            raise ValueError(f"baseline and contrasts must name arms {labels}, got {label!r}")
+        for label in (self.baseline, *itertools.chain(*self.contrasts)):
+            if label not in labels:
+                raise ValueError(f"baseline and contrasts must name arms {labels}, got {label!r}")
         return self
 
     def cells(self) -> list[ArmCell]:
@@ -150,7 +162,8 @@ def load_spec(path: Path) -> ExperimentSpec:
     """Read and check one YAML file.
 
     Raises:
-        SpecError: The file is missing or unreadable, not YAML, or a field is unknown, missing or out of bounds.
+        SpecError: The file is missing, unreadable or not YAML, or a field is unknown, missing or out of
+            bounds.
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -159,7 +172,7 @@ def load_spec(path: Path) -> ExperimentSpec:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"spec {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise SpecError(f"spec {path} is not YAML: {error}") from error
+        raise SpecError(f"spec {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise SpecError(f"spec {path} must hold a mapping of fields, got {type(raw).__name__}")
     try:
@@ -170,10 +183,15 @@ def load_spec(path: Path) -> ExperimentSpec:
 
 
 def _problem(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "spec"
+    """One refusal with the path of its field, such as `arms.1.params`."""
+    where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{where} is not a field of a spec"
-    return f"{where}: {error['msg']}" + ("" if error["type"] == "missing" else f", got {str(error['input'])[:80]!r}")
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    if error["type"] == "value_error":
+        return f"{where} " * bool(where) + error["msg"].removeprefix("Value error, ")
+    return f"{where}: {error['msg']}, got {str(error['input'])[:80]!r}"
 
 
 def _brief(value: Any) -> str:

@@ -1,13 +1,16 @@
 """Tasks by the names that specs use."""
 
 import inspect
+import zlib
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError, validate_call
+
 from salience_experiments.data import find_data_file
-from salience_experiments.errors import SpecError
+from salience_experiments.errors import DataFormatError, SpecError
 from salience_experiments.tasks.base import Task
 from salience_experiments.tasks.kv import kv_from_file, kv_generated
 from salience_experiments.tasks.qa import qa_from_file, qa_from_oracle
@@ -51,11 +54,16 @@ def build_task(
         raise SpecError(f"task.name must be one of {', '.join(TaskName)}, got {name!r}")
     given = dict(params)
     file = given.pop("file", None)
-    make: Callable[..., Task] = kv_generated if name == TaskName.KV and file is None else _FROM_FILE[TaskName(name)]
+    make: Callable[..., Task] = (
+        kv_generated if name == TaskName.KV and file is None else _FROM_FILE[TaskName(name)]
+    )
     accepted = inspect.signature(make).parameters
+    takes = ["file", *(key for key in accepted if key not in ("path", "positions"))]
     for key in given:
-        if key not in accepted:
-            raise SpecError(f"task.params.{key} is not a parameter of task {name!r}; it takes {', '.join(accepted)}")
+        if key not in takes:
+            raise SpecError(
+                f"task.params.{key} is not a parameter of task {name!r}; it takes {', '.join(takes)}"
+            )
     if "seed" in accepted:
         given.setdefault("seed", seed)
     arguments = []
@@ -64,6 +72,18 @@ def build_task(
             raise SpecError(f"task.params.file must name the data file of task {name!r}, got none")
         arguments.append(find_data_file(str(file), data_dir))
     try:
-        return make(*arguments, positions=positions, **given)
+        return validate_call(make)(*arguments, positions=positions, **given)
+    except ValidationError as error:
+        problems = "; ".join(_problem(e) for e in error.errors())
+        raise SpecError(f"task {name!r}: {problems}") from error
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+        raise DataFormatError(f"{arguments[0]} cannot be read: {error}") from error
     except (TypeError, ValueError) as error:
         raise SpecError(f"task {name!r}: {error}") from error
+
+
+def _problem(error: Any) -> str:
+    where = ".".join(["task", "params", *map(str, error["loc"])])
+    if error["type"] == "missing_keyword_only_argument":
+        return f"{where} is missing"
+    return f"{where}: {error['msg']}, got {error['input']!r}"

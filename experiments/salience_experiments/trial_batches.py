@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from salience_experiments.arms import Arm
+from salience_experiments.spec import ArmCell
+from salience_experiments.tasks.base import QUESTION_SPAN, Item, RenderedPrompt, Task
 from salience_models import (
     BiasPlan,
     DraftedAnswer,
@@ -20,18 +23,23 @@ from salience_models import (
     RowCache,
     Score,
     TextSpan,
-    TokenSpan,
     answer_with_draft,
     encode_chat,
     encode_text,
     score,
 )
 
-from salience_experiments.arms import Arm
-from salience_experiments.spec import ArmCell
-from salience_experiments.tasks.base import QUESTION_SPAN, Item, RenderedPrompt, Task
+__all__ = [
+    "Outcome",
+    "PreparedTrial",
+    "draft_tokens",
+    "encode_prompt",
+    "prepare_trial",
+    "run_trials",
+]
 
-__all__ = ["Outcome", "PreparedTrial", "SharedPrefix", "prepare_trial", "run_trials"]
+_SPARE_TOKENS = 512
+_SPARE_TOKENS_DECODING = 4096
 
 
 @dataclass(frozen=True)
@@ -56,33 +64,33 @@ class Outcome:
     wall_s: float
 
 
-@dataclass
-class SharedPrefix:
-    """The last unsteered cache of the item at hand; what tokens agree on is never computed again."""
-
-    row: RowCache | None = None
-
-
 def prepare_trial(
     lm: LanguageModel, task: Task, item: Item, cell: ArmCell, arm: Arm, weights: dict[str, float]
 ) -> PreparedTrial:
-    """Render, encode and plan one trial."""
+    """Render, encode and plan one trial; an item without blocks (closed-book) has nothing to steer."""
     prompt = encode_prompt(lm, task.render(item, arm.layout(item, weights)))
     blocks = tuple(span for span in prompt.spans if span.name != QUESTION_SPAN)
     question = next(span for span in prompt.spans if span.name == QUESTION_SPAN)
     shown = {name: w for name, w in weights.items() if any(span.name == name for span in blocks)}
-    plan = arm.plan(blocks, shown, lm.info.n_layers, max(question.start, blocks[-1].end))
-    assert lm.tokenizer is not None
-    draft = lm.tokenizer(item.gold_text, add_special_tokens=False)["input_ids"]
+    question_start = max(question.start, blocks[-1].end) if blocks else question.start
+    plan = arm.plan(blocks, shown, lm.info.n_layers, question_start)
     digest = hashlib.sha256(",".join(map(str, prompt.token_ids)).encode()).hexdigest()
-    return PreparedTrial(item, cell, weights, Request(prompt.token_ids, plan), tuple(draft), digest)
+    request = Request(prompt.token_ids, plan)
+    return PreparedTrial(item, cell, weights, request, draft_tokens(lm, item), digest)
+
+
+def draft_tokens(lm: LanguageModel, item: Item) -> tuple[int, ...]:
+    """Tokens of the gold answer as it would follow the prompt."""
+    assert lm.tokenizer is not None
+    return tuple(lm.tokenizer(item.gold_text, add_special_tokens=False)["input_ids"])
 
 
 def encode_prompt(lm: LanguageModel, rendered: RenderedPrompt) -> EncodedPrompt:
     """Tokens and token spans of a task's rendered prompt."""
     assert lm.tokenizer is not None
     messages = [
-        Message(m.role, m.content, tuple(TextSpan(s.name, s.start, s.end) for s in m.spans)) for m in rendered.messages
+        Message(m.role, m.content, tuple(TextSpan(s.name, s.start, s.end) for s in m.spans))
+        for m in rendered.messages
     ]
     if rendered.chat:
         return encode_chat(lm.tokenizer, messages)
@@ -91,59 +99,91 @@ def encode_prompt(lm: LanguageModel, rendered: RenderedPrompt) -> EncodedPrompt:
 
 def run_trials(
     lm: LanguageModel,
-    trials: Sequence[PreparedTrial],
-    shared: SharedPrefix,
+    task: Task,
+    groups: Sequence[Sequence[PreparedTrial]],
     *,
     max_new_tokens: int,
     with_mass: bool,
     batch_columns: int,
 ) -> Iterator[Outcome]:
-    """Run trials of one item at one position, batched by how much of the shared prefix they can use."""
-    _refresh_prefix(lm, trials, shared)
-    assert shared.row is not None
-    for batch in _batches(trials, shared.row, max_new_tokens, batch_columns):
+    """Run one item's trials, a group per position, batched by how much of a shared prefix they can use.
+
+    Each group's most common prompt is computed once, unsteered, on top of the group's before it. An
+    answer ends once the task says that more text cannot change its score.
+    """
+    pairs: list[tuple[PreparedTrial, RowCache]] = []
+    row: RowCache | None = None
+    for trials in groups:
+        row = _unsteered_row(lm, trials, row)
+        pairs += [(trial, row) for trial in trials]
+    for batch in _batches(pairs, max_new_tokens, batch_columns):
         started = time.perf_counter()
-        requests, drafts = [t.request for t in batch], [t.draft for t in batch]
-        if max_new_tokens:
-            drafted = answer_with_draft(
-                lm, requests, drafts, max_new_tokens, with_mass=with_mass, prefix=shared.row
-            )
-        else:
-            scores = score(lm, requests, drafts, with_mass=with_mass, prefix=shared.row)
-            drafted = [DraftedAnswer((), s) for s in scores]
-        each = (time.perf_counter() - started) / len(batch)
-        for trial, result in zip(batch, drafted, strict=True):
+        trials = [trial for trial, _ in batch]
+        results = _run_batch(lm, task, trials, [row for _, row in batch], max_new_tokens, with_mass)
+        each = (time.perf_counter() - started) / len(trials)
+        for trial, result in zip(trials, results, strict=True):
             yield Outcome(trial, _text(lm, result.token_ids) if max_new_tokens else None, result.draft, each)
+
+
+def _run_batch(
+    lm: LanguageModel,
+    task: Task,
+    trials: Sequence[PreparedTrial],
+    prefixes: Sequence[RowCache],
+    max_new_tokens: int,
+    with_mass: bool,
+) -> list[DraftedAnswer]:
+    requests, drafts = [t.request for t in trials], [t.draft for t in trials]
+    if not max_new_tokens:
+        scores = score(lm, requests, drafts, with_mass=with_mass, prefix=prefixes)
+        return [DraftedAnswer((), s) for s in scores]
+    return answer_with_draft(
+        lm,
+        requests,
+        drafts,
+        max_new_tokens,
+        with_mass=with_mass,
+        prefix=prefixes,
+        is_settled=lambda at, tokens: task.is_settled(trials[at].item, _text(lm, tokens)),
+    )
 
 
 def _text(lm: LanguageModel, token_ids: Sequence[int]) -> str:
     assert lm.tokenizer is not None
-    return lm.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    text = lm.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
 
 
-def _refresh_prefix(lm: LanguageModel, trials: Sequence[PreparedTrial], shared: SharedPrefix) -> None:
-    """Make the shared cache hold the prompt that most of these trials have, unsteered."""
+def _unsteered_row(lm: LanguageModel, trials: Sequence[PreparedTrial], before: RowCache | None) -> RowCache:
+    """The cache of the prompt that most of these trials have, unsteered."""
     prompts = [trial.request.token_ids for trial in trials]
     commonest = max(set(prompts), key=lambda ids: (prompts.count(ids), ids))
-    unsteered = Request(commonest, BiasPlan())
-    state = lm.prefill([unsteered], prefix=shared.row)
-    shared.row = state.rows()[0]
+    return lm.prefill([Request(commonest, BiasPlan())], prefix=before).rows()[0]
 
 
 def _batches(
-    trials: Sequence[PreparedTrial], prefix: RowCache, max_new_tokens: int, batch_columns: int
-) -> Iterator[list[PreparedTrial]]:
-    """Groups with tails of similar length, within the bound on rows × columns."""
+    pairs: Sequence[tuple[PreparedTrial, RowCache]], max_new_tokens: int, batch_columns: int
+) -> Iterator[list[tuple[PreparedTrial, RowCache]]]:
+    """Groups within the bound on rows × columns that recompute little of what their prefixes hold.
 
-    def tail(trial: PreparedTrial) -> int:
-        return len(trial.request.token_ids) - prefix.reusable(trial.request.token_ids, trial.request.plan)
+    A batch starts where its longest tail does. While answers are decoded, a batch more costs as much
+    as thousands of prompt tokens, so then more may be recomputed.
+    """
+    spare_tokens = _SPARE_TOKENS_DECODING if max_new_tokens else _SPARE_TOKENS
 
-    batch: list[PreparedTrial] = []
-    for trial in sorted(trials, key=tail):
-        columns = max(len(t.request.token_ids) for t in [*batch, trial]) + max(max_new_tokens, len(trial.draft))
-        is_longer = batch and tail(trial) > 1.5 * tail(batch[0]) + 32
-        if batch and (is_longer or columns * (len(batch) + 1) > batch_columns):
+    def tail(pair: tuple[PreparedTrial, RowCache]) -> int:
+        request = pair[0].request
+        return len(request.token_ids) - pair[1].reusable(request.token_ids, request.plan)
+
+    batch: list[tuple[PreparedTrial, RowCache]] = []
+    for pair in sorted(pairs, key=tail):
+        columns = max(
+            len(t.request.token_ids) + max(max_new_tokens, len(t.draft)) for t, _ in [*batch, pair]
+        )
+        recomputed = sum(tail(pair) - tail(other) for other in batch)
+        if batch and (recomputed > spare_tokens or columns * (len(batch) + 1) > batch_columns):
             yield batch
             batch = []
-        batch.append(trial)
+        batch.append(pair)
     yield batch

@@ -3,11 +3,12 @@
 import random
 from enum import StrEnum
 
+from salience_experiments.errors import SpecError
+from salience_experiments.tasks.base import Item
 from salience_memory import TextRecall
 
-from salience_experiments.tasks.base import Item
-
 __all__ = ["WeightSource", "block_weights"]
+
 
 class WeightSource(StrEnum):
     """Which blocks get weight."""
@@ -27,11 +28,16 @@ class WeightSource(StrEnum):
 def block_weights(
     source: WeightSource, item: Item, *, weight: float, top_k: int, seed: int, recall: TextRecall
 ) -> dict[str, float]:
-    """Semantic weights by block name; blocks left out are neutral.
+    """Semantic weights by block name; blocks left out are neutral, and an item without blocks has none.
 
     Chance depends on the seed and the item's id alone, so that an item has the same wrong block at
     every position and in every arm.
+
+    Raises:
+        SpecError: The source is `wrong` and all of the item's blocks are gold.
     """
+    if not item.blocks:
+        return {}
     return dict.fromkeys(_chosen(source, item, top_k, seed, recall), weight)
 
 
@@ -48,4 +54,7 @@ def _chosen(source: WeightSource, item: Item, top_k: int, seed: int, recall: Tex
     if source is WeightSource.RANDOM:
         return [rng.choice(names)]
     gold = {block.name for block in item.blocks if block.is_gold}
-    return [rng.choice([name for name in names if name not in gold])]
+    others = [name for name in names if name not in gold]
+    if not others:
+        raise SpecError(f"weights 'wrong' need a block that is not gold, got only {names} in {item.item_id}")
+    return [rng.choice(others)]

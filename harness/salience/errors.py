@@ -1,11 +1,12 @@
 """Domain failures of the harness, and how any room's failure reads at the command line.
 
-    HarnessError
-    ├── MemoryFileInvalid     a file of memories cannot be read as memories
-    └── ConflictingInstall    faiss-cpu and faiss-gpu are both installed
+HarnessError
+├── MemoryFileInvalid     a file of memories cannot be read as memories
+└── ConflictingInstall    faiss-cpu and faiss-gpu are both installed
 """
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 __all__ = ["ConflictingInstall", "HarnessError", "MemoryFileInvalid", "describe_validation"]
 
@@ -24,8 +25,17 @@ class ConflictingInstall(HarnessError):
 
 def describe_validation(error: ValidationError) -> str:
     """One line for a refused declaration: each field, what was expected, what came."""
-    parts = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"]) or error.title
-        parts.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}")
-    return "; ".join(parts)
+    return "; ".join(_describe_problem(problem) for problem in error.errors())
+
+
+def _describe_problem(problem: ErrorDetails) -> str:
+    field = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{field} is missing"
+    if problem["type"] == "extra_forbidden":
+        return f"{field} is not a known field"
+    where = f"{field}: " if field and not message.startswith(f"{field} ") else ""
+    if problem["type"] in ("value_error", "json_invalid"):
+        return f"{where}{message}"
+    return f"{where}{message}, got {str(problem['input'])[:80]!r}"

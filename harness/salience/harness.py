@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from salience.config import load_settings
+from salience.prompt_assembly import assemble_prompt
 from salience_memory import Memory
 from salience_models import (
     BiasPlan,
@@ -20,9 +22,6 @@ from salience_models import (
     score,
     stream,
 )
-
-from salience.config import load_settings
-from salience.prompt_assembly import QUESTION_NAME, assemble_prompt
 
 __all__ = ["Answer", "Explanation", "Harness"]
 
@@ -72,7 +71,8 @@ class Harness:
         """Load a model (`bundled:…`, hub id, folder or `.gguf`); see `LanguageModel.load` for errors."""
         where = cache_dir or load_settings().cache_dir
         return cls(
-            LanguageModel.load(source, revision=revision, device=device, dtype=dtype, cache_dir=where), steering
+            LanguageModel.load(source, revision=revision, device=device, dtype=dtype, cache_dir=where),
+            steering,
         )
 
     def ask(
@@ -92,7 +92,9 @@ class Harness:
         """
         prompt, request = self.prepare(question, memories, system=system, steering=steering)
         (generation,) = generate(self.lm, [request], sampling, with_mass=True)
-        return Answer(generation.text.strip(), generation.finish_reason, generation.receipt, prompt, generation)
+        return Answer(
+            generation.text.strip(), generation.finish_reason, generation.receipt, prompt, generation
+        )
 
     def stream(
         self,
@@ -119,9 +121,12 @@ class Harness:
         """Answer, then measure what leaving each memory out does to that answer's log-probability."""
         answer = self.ask(question, memories, system=system, sampling=sampling, steering=steering)
         _, request = self.prepare(question, memories, system=system, steering=steering)
+        requests = [request]
+        for left_out in memories:
+            rest = [memory for memory in memories if memory is not left_out]
+            prompt = assemble_prompt(self.lm, question, rest, system)
+            requests.append(Request(prompt.token_ids, _move_plan(request.plan, prompt)))
         spoken = answer.generation.token_ids
-        subsets = [memories, *([m for m in memories if m is not left_out] for left_out in memories)]
-        requests = [self.prepare(question, subset, system=system, steering=steering)[1] for subset in subsets]
         full, *without = [score(self.lm, [r], [spoken])[0].mean_logprob for r in requests]
         influence = {m.memory_id: full - value for m, value in zip(memories, without, strict=True)}
         return Explanation(answer, request.plan, influence)
@@ -136,8 +141,17 @@ class Harness:
     ) -> tuple[EncodedPrompt, Request]:
         """The encoded prompt and the steered request that `ask` runs."""
         prompt = assemble_prompt(self.lm, question, memories, system)
-        blocks = [span for span in prompt.spans if span.name != QUESTION_NAME]
+        *blocks, asked = prompt.spans
         weights = {memory.memory_id: memory.effective_weight for memory in memories}
-        start = next(span.start for span in prompt.spans if span.name == QUESTION_NAME)
-        plan = plan_from_weights(blocks, weights, steering or self.steering, self.lm.info.n_layers, start)
+        plan = plan_from_weights(
+            blocks, weights, steering or self.steering, self.lm.info.n_layers, asked.start
+        )
         return prompt, Request(prompt.token_ids, plan)
+
+
+def _move_plan(plan: BiasPlan, prompt: EncodedPrompt) -> BiasPlan:
+    """The plan for a prompt that shows fewer of its blocks: each asks for what it asked for before."""
+    *blocks, asked = prompt.spans
+    before = {span.name: span.model_dump() for span in plan.spans}
+    spans = [before[block.name] | {"start": block.start, "end": block.end} for block in blocks]
+    return BiasPlan.model_validate(plan.model_dump() | {"spans": spans, "question_start": asked.start})

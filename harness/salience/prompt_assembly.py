@@ -25,9 +25,11 @@ def assemble_prompt(
     if not question.strip():
         raise ValueError("question must hold text, got a blank one")
     ids = [memory.memory_id for memory in memories]
-    doubled = sorted({i for i in ids if ids.count(i) > 1})
-    if doubled:
-        raise ValueError(f"memories must have different ids, got {doubled} more than once")
+    for memory in memories:
+        if ids.count(memory.memory_id) > 1:
+            raise ValueError(
+                f"memories must have different ids, got {memory.memory_id!r} twice, for {memory.content!r}"
+            )
     if QUESTION_NAME in ids:
         raise ValueError(f"memory_id must not be {QUESTION_NAME!r}, which names the question's span")
     instruction = DEFAULT_SYSTEM if system is None else system

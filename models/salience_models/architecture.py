@@ -27,7 +27,9 @@ def check_config(config: PretrainedConfig) -> None:
         raise UnsupportedAttention(f"architecture must be decoder-only, got encoder-decoder {kind}")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnknownArchitecture(f"model_type must have a causal language model in transformers, got {kind}")
-    others = sorted(set(layer_types(config) or ()) - STEERABLE_LAYERS)
+    # Some versions of transformers name a hybrid's layers by block: "recurrent", "mamba", "attention".
+    blocks = getattr(text_config(config), "layers_block_type", None) or ()
+    others = sorted({*(layer_types(config) or ()), *blocks} - STEERABLE_LAYERS - {"attention"})
     if others:
         raise UnsupportedAttention(
             f"layers of {kind} must be full_attention or sliding_attention, got {', '.join(others)}"

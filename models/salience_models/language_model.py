@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
-from salience_models.bias_plan import BiasPlan, SteeringMethod
+from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
 from salience_models.cache import CacheKind, RowCache, build_cache, join_rows, split_rows
 from salience_models.errors import InvalidPlan, PromptTooLong
 from salience_models.loader import load_model
@@ -60,7 +60,10 @@ class LanguageModel:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, info: ModelInfo | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        info: ModelInfo | None = None,
     ) -> None:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
@@ -106,53 +109,51 @@ class LanguageModel:
         requests: Sequence[Request],
         *,
         cache: CacheKind | str = CacheKind.GROWING,
-        new_tokens: int = 0,
+        new_tokens: int | Sequence[int] = 0,
         chunk_tokens: int | None = None,
         with_mass: bool = False,
         impl: str = "auto",
-        prefix: RowCache | None = None,
+        prefix: RowCache | Sequence[RowCache] | None = None,
     ) -> DecodeState:
         """Run a batch of prompts, left-padded to one length.
 
         Args:
             requests: Prompts and plans, one per batch row.
             cache: Which cache to fill.
-            new_tokens: Answer tokens to leave room for (static caches hold no more).
+            new_tokens: Answer tokens to leave room for, one number or one per request (static caches hold
+                no more).
             chunk_tokens: Split the prefill into passes of at most this many columns.
             with_mass: Record receipts.
             impl: Kernel implementation, "auto" or a name; what ran is in the receipt.
-            prefix: Another request's cache; whatever tokens and steering agree on is not computed again.
+            prefix: Another request's cache, one for all rows or one per row; whatever tokens and steering
+                agree on is not computed again.
 
         Raises:
             PromptTooLong: A prompt plus `new_tokens` is over the context window.
-            InvalidPlan: A plan names tokens, layers or heads that do not exist.
+            InvalidPlan: A plan names tokens, layers or heads that do not exist, or steers no row.
             BiasNotApplied: A plan asked for steering that some layer did not apply.
         """
         kind = CacheKind(cache)
-        self._check(requests, new_tokens)
+        room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
+        self._check(requests, room)
         lengths = [len(r.token_ids) for r in requests]
         width = max(lengths)
         pads = [width - length for length in lengths]
         steerings = [RequestSteering(r.plan, len(r.token_ids)) for r in requests]
         run = SteeringRun(steerings, pads, self.device, with_mass=with_mass, impl=impl)
-        start = 0
-        filled = build_cache(kind, self.model.config, width + new_tokens)
-        if prefix is not None:
+        rows = [prefix] * len(requests) if isinstance(prefix, RowCache) else prefix
+        filled, start = build_cache(kind, self.model.config, width + max(room)), 0
+        if rows is not None:
             if kind is not CacheKind.GROWING:
                 raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
-            start = min(
-                pad + self._reusable(prefix, r, with_mass) for pad, r in zip(pads, requests, strict=True)
-            )
-            start = start if start > max(pads) else 0
-        if prefix is not None and start:
-            reused = [start - pad for pad in pads]
-            filled = join_rows([prefix] * len(requests), reused, pads, width + new_tokens)
-        state = DecodeState(
-            steerings, [list(r.token_ids) for r in requests], pads, filled, run, start, torch.empty(0)
-        )
-        ids = torch.zeros(len(requests), width, dtype=torch.int64)
-        for row, request in enumerate(requests):
-            ids[row, pads[row] :] = torch.tensor(request.token_ids)
+            reusable = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
+            common = min(pad + count for pad, count in zip(pads, reusable, strict=True))
+            if common > max(pads):
+                start = common
+                filled = join_rows(rows, [start - pad for pad in pads], pads, width + max(room))
+        tokens = [list(r.token_ids) for r in requests]
+        state = DecodeState(steerings, tokens, pads, filled, run, start, torch.empty(0))
+        ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, tokens, strict=True)])
         for end in self._chunk_ends(state, width, chunk_tokens):
             state.logits = self._forward(state, ids[:, state.columns : end], keep=1)[:, -1]
         run.check_applied(self.info.n_layers)
@@ -182,7 +183,12 @@ class LanguageModel:
 
     @torch.inference_mode()
     def resume(
-        self, rows: Sequence[RowCache], steerings: Sequence[RequestSteering], *, new_tokens: int, like: SteeringRun
+        self,
+        rows: Sequence[RowCache],
+        steerings: Sequence[RequestSteering],
+        *,
+        new_tokens: int,
+        like: SteeringRun,
     ) -> DecodeState:
         """A fresh batch out of rows of others, to go on decoding; feeds nothing.
 
@@ -220,12 +226,13 @@ class LanguageModel:
         )
 
     def _forward(self, state: DecodeState, ids: Tensor, keep: int) -> Tensor:
-        """One pass over columns `[columns, columns + n)`; the logits of the last `keep`, `[batch, query, vocab]`."""
+        """One pass over the next columns; the logits of the last `keep`, `[batch, query, vocab]`."""
         end = state.columns + ids.shape[1]
         columns = torch.arange(end)
         pads = torch.tensor(state.pads)[:, None]
         mask = (columns >= pads).long()
-        positions = (columns[state.columns :] - pads).clamp(min=0)
+        # A finished request that waits for the others may pass the window's end; nobody reads its rows.
+        positions = (columns[state.columns :] - pads).clamp(0, self.info.context_window - 1)
         state.run.fed_ends = [pad + len(ids) for pad, ids in zip(state.pads, state.token_ids, strict=True)]
         arguments = {self._cache_argument: state.cache, "use_cache": True, "logits_to_keep": keep}
         with steered_by(state.run):
@@ -238,49 +245,58 @@ class LanguageModel:
         state.columns = end
         return output.logits
 
-    def _reusable(self, prefix: RowCache, request: Request, with_mass: bool) -> int:
+    @staticmethod
+    def _reusable(prefix: RowCache, request: Request, with_mass: bool) -> int:
+        """Tokens of `request` that `prefix` serves: no question rows where their mass is measured."""
         count = prefix.reusable(request.token_ids, request.plan)
         return min(count, request.plan.first_question_row) if with_mass and request.plan.spans else count
 
     def _chunk_ends(self, state: DecodeState, width: int, chunk_tokens: int | None) -> list[int]:
-        """Where passes end. Rows that share control steers stay in one pass with the rows it solves on."""
+        """Where passes end; what share control needs in one pass stays in one."""
         if chunk_tokens is None:
             return [width]
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
-        ends = list(range(state.columns + chunk_tokens, width, chunk_tokens))
-        firsts = [
-            pad + min(r.plan.first_affected_row(r.prompt_length), r.plan.first_question_row)
-            for pad, r in zip(state.pads, state.requests, strict=True)
-            if r.plan.method is SteeringMethod.SHARE_CONTROL and r.plan.is_steering
-        ]
-        if firsts:
-            first = min(firsts)
-            ends = [end for end in ends if end < first] + ([first] if first > state.columns else [])
-        return [*ends, width]
+        rows = zip(state.pads, state.requests, strict=True)
+        last = min(pad + r.plan.one_pass_start(r.prompt_length) for pad, r in rows)
+        ends = list(range(state.columns + chunk_tokens, last, chunk_tokens))
+        return [*ends, last, width] if state.columns < last < width else [*ends, width]
 
-    def _check(self, requests: Sequence[Request], new_tokens: int) -> None:
+    def _check(self, requests: Sequence[Request], new_tokens: Sequence[int]) -> None:
         if not requests:
             raise ValueError("requests must hold at least one request, got none")
-        for row, request in enumerate(requests):
-            length, plan = len(request.token_ids), request.plan
+        for row, (request, room) in enumerate(zip(requests, new_tokens, strict=True)):
+            length = len(request.token_ids)
             if not length:
                 raise ValueError(f"requests[{row}].token_ids must hold at least one token, got none")
-            over = length + new_tokens - self.info.context_window
+            over = length + room - self.info.context_window
             if over > 0:
                 raise PromptTooLong(
-                    f"the prompt has {length} tokens and {new_tokens} more are asked for, which is {over} over "
+                    f"the prompt has {length} tokens and {room} more are asked for, which is {over} over "
                     f"the context window of {self.info.context_window}"
                 )
-            if plan.spans and max(plan.spans[-1].end, plan.first_question_row) > length:
-                raise InvalidPlan(
-                    f"spans and question_start must lie within the prompt's {length} tokens, got "
-                    f"{plan.spans[-1].name!r} ending at {plan.spans[-1].end}, question_start {plan.first_question_row}"
-                )
-            layers = [*(plan.layers or ()), *(layer for layer, _ in plan.heads or ())]
-            heads = [head for _, head in plan.heads or ()]
-            for name, numbers, limit in (("layers", layers, self.info.n_layers), ("heads", heads, self.info.n_heads)):
-                if any(not 0 <= n < limit for n in numbers):
-                    raise InvalidPlan(f"{name} must lie in [0, {limit}), got {sorted(numbers)}")
-            if plan.is_steering and not any(plan.steers_layer(layer) for layer in range(self.info.n_layers)):
-                raise InvalidPlan("heads must include a head of a steered layer, got none in the plan's layers")
+            self._check_plan(request.plan, length)
+
+    def _check_plan(self, plan: BiasPlan, length: int) -> None:
+        if plan.spans and max(plan.spans[-1].end, plan.first_question_row) > length:
+            raise InvalidPlan(
+                f"spans and question_start must lie within the prompt's {length} tokens, got "
+                f"{plan.spans[-1].name!r} ending at {plan.spans[-1].end} and question_start "
+                f"{plan.first_question_row}"
+            )
+        layers = [*(plan.layers or ()), *(layer for layer, _ in plan.heads or ())]
+        heads = [head for _, head in plan.heads or ()]
+        n_layers = self.info.n_layers
+        for name, numbers, limit in (("layers", layers, n_layers), ("heads", heads, self.info.n_heads)):
+            if any(not 0 <= n < limit for n in numbers):
+                raise InvalidPlan(f"{name} must lie in [0, {limit}), got {sorted(numbers)}")
+        if not plan.is_steering:
+            return
+        if not any(plan.steers_layer(layer) for layer in range(n_layers)):
+            raise InvalidPlan("heads must include a head of a steered layer, got none in the plan's layers")
+        if plan.phase is Phase.PREFILL and plan.first_affected_row(length) >= length:
+            raise InvalidPlan(f"a plan for the prefill must steer one of its {length} rows, got none")
+        if plan.method is SteeringMethod.SHARE_CONTROL and plan.first_question_row >= length:
+            raise InvalidPlan(
+                f"share_control needs rows after the blocks, got a prompt that ends at {length}"
+            )

@@ -80,7 +80,7 @@ def load_model(
         The tokenizer pads on the left, and with EOS where it has no padding token.
 
     Raises:
-        ModelsError: Any branch of the tree's first ten; see `errors.py`.
+        ModelsError: The branches from `SourceNotFound` to `QuantizationUnavailable` in `errors.py`.
         ValueError: An argument outside its choices.
     """
     if device_map is not None and device != "auto":

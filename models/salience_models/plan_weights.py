@@ -44,7 +44,7 @@ def weight_to_bias(effective_weight: float, strength: float = 1.0) -> float:
 
 
 def length_normalised(bias_nats: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """Subtract `ln(n / geometric mean)` from each non-zero bias, so that a long block gains no mass by size."""
+    """Subtract `ln(n / geometric mean)` from each non-zero bias: a long block gains no mass by its size."""
     biased = [n for bias, n in zip(bias_nats, lengths, strict=True) if bias != 0.0]
     if not biased:
         return list(bias_nats)

@@ -4,6 +4,7 @@ The unbiased mass is this layer's counterfactual given its already biased inputs
 unmodified model's mass. Mass is not influence: `leave_one_out` in `scoring.py` measures that.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,10 +34,9 @@ class MassLedger:
         if not layers:
             return None
         picked = [self.sums[is_answer, layer] for layer in layers]
-        achieved, unbiased = (
-            torch.stack([entry[which] / entry[2] for entry in picked]).numpy() for which in (0, 1)
-        )
-        return MassTable(achieved, unbiased, picked[0][2])
+        achieved = torch.stack([mass / n_rows for mass, _, n_rows in picked])
+        unbiased = torch.stack([before / n_rows for _, before, n_rows in picked])
+        return MassTable(achieved.numpy(), unbiased.numpy(), picked[0][2])
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Receipt:
         """As `shares`, without each layer's own bias."""
         return self._mean(lambda table: table.unbiased)
 
-    def _mean(self, pick) -> dict[str, float]:  # noqa: ANN001
+    def _mean(self, pick: Callable[[MassTable], np.ndarray]) -> dict[str, float]:
         if self.question is None:
             return {}
         mass = pick(self.question)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -75,7 +76,7 @@ class TextDecoder:
     """Tokens to text piece by piece; bytes of an unfinished character are held back."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+        self._tokenizer: Tokenizer = tokenizer.backend_tokenizer  # type: ignore[assignment]
         self._stream = DecodeStream(skip_special_tokens=True)
 
     def push(self, token_id: int) -> str:
@@ -94,9 +95,10 @@ class StopScanner:
     def push(self, text: str) -> str:
         """Text that is safe to show; sets `is_stopped` when a stop string is complete."""
         self.held += text
-        found = [at for at in (self.held.find(stop) for stop in self.stops) if at >= 0]
+        found = [(at + len(stop), at) for stop in self.stops if (at := self.held.find(stop)) >= 0]
         if found:
-            shown, self.held, self.is_stopped = self.held[: min(found)], "", True
+            _, start = min(found)  # the first to be complete, however the text was cut into tokens
+            shown, self.held, self.is_stopped = self.held[:start], "", True
             return shown
         keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]

@@ -1,6 +1,6 @@
-"""Teacher forcing: log-probabilities of given answers, answers verified as drafts, leave-one-out influence."""
+"""Teacher forcing: log-probabilities of given answers, and answers verified as drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,7 @@ def score(
     with_mass: bool = False,
     impl: str = "auto",
     chunk_tokens: int | None = None,
-    prefix: RowCache | None = None,
+    prefix: RowCache | Sequence[RowCache] | None = None,
 ) -> list[Score]:
     """Log-probability of each continuation after its prompt (nats per token, raw distribution).
 
@@ -55,7 +55,7 @@ def score(
     _check_continuations(requests, continuations)
     state = lm.prefill(
         requests,
-        new_tokens=max(len(c) for c in continuations),
+        new_tokens=[len(c) for c in continuations],
         with_mass=with_mass,
         impl=impl,
         chunk_tokens=chunk_tokens,
@@ -73,21 +73,28 @@ def answer_with_draft(
     *,
     with_mass: bool = False,
     impl: str = "auto",
-    prefix: RowCache | None = None,
+    prefix: RowCache | Sequence[RowCache] | None = None,
+    is_settled: Callable[[int, Sequence[int]], bool] = lambda row, tokens: False,
 ) -> list[DraftedAnswer]:
     """Greedy answers, with each draft verified in one pass instead of decoded.
 
     Where the model disagrees with its draft, decoding goes on from that token, so the answer is
     the one a plain greedy loop gives; where it agrees to the end, the answer stops with the draft.
-    A draft is cut to `max_new_tokens`.
+    An answer has at most `max_new_tokens`, and an end token that both agree on ends it (left out).
+    `is_settled(row, tokens)` may end an answer early, where the caller needs no more of it.
     """
     _check_continuations(requests, drafts)
-    state = lm.prefill(requests, new_tokens=max_new_tokens, with_mass=with_mass, impl=impl, prefix=prefix)
+    room = [max(max_new_tokens, len(draft)) for draft in drafts]
+    state = lm.prefill(requests, new_tokens=room, with_mass=with_mass, impl=impl, prefix=prefix)
     logits = _teacher_forced(lm, state, drafts)
     scores = _scores(lm, state, logits, drafts)
-    usable = [min(len(d), max_new_tokens) for d in drafts]
-    open_rows = [i for i, s in enumerate(scores) if s.n_agreed < usable[i]]
-    answers = [tuple(d[: min(s.n_agreed, u)]) for d, s, u in zip(drafts, scores, usable, strict=True)]
+    answers, open_rows = [], []
+    for i, (draft, verdict) in enumerate(zip(drafts, scores, strict=True)):
+        agreed = tuple(draft[: min(verdict.n_agreed, max_new_tokens)])
+        ends = [at for at, token in enumerate(agreed) if token in lm.info.eos_token_ids]
+        answers.append(agreed[: ends[0]] if ends else agreed)
+        if not ends and len(agreed) < min(len(draft), max_new_tokens):
+            open_rows.append(i)
     if open_rows:
         lengths = [r.prompt_length + s.n_agreed for r, s in zip(state.requests, scores, strict=True)]
         rows = state.rows(lengths)
@@ -101,8 +108,12 @@ def answer_with_draft(
         firsts = [int(logits[i, scores[i].n_agreed].argmax()) for i in open_rows]
         rest = [max_new_tokens - scores[i].n_agreed for i in open_rows]
         del state
-        for i, tokens in zip(open_rows, continue_greedily(lm, resumed, firsts, rest), strict=True):
-            answers[i] = (*answers[i], *tokens)
+        begun = [answers[i] for i in open_rows]
+        continued = continue_greedily(
+            lm, resumed, firsts, rest, lambda at, tokens: is_settled(open_rows[at], (*begun[at], *tokens))
+        )
+        for i, start, tokens in zip(open_rows, begun, continued, strict=True):
+            answers[i] = (*start, *tokens)
     return [DraftedAnswer(answer, s) for answer, s in zip(answers, scores, strict=True)]
 
 

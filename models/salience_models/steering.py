@@ -7,25 +7,31 @@ same spans are steered is one fused call.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from salience_kernels import (
+    LAST_ROWS,
     block_log_mass,
     key_bias_attention,
     solve_share_bias,
     target_share_attention,
 )
-from torch import Tensor
-
-from salience_models.attention import AttentionCall, geometry
+from salience_models.attention import AttentionCall, Geometry, geometry
 from salience_models.bias_plan import BiasPlan, SteeringMethod
 from salience_models.errors import BiasNotApplied, InvalidPlan
 from salience_models.receipts import MassLedger
 
 __all__ = ["RequestSteering", "SteeringRun"]
 
-_SHARE_RULES = {SteeringMethod.TARGET_SHARE: "exact", SteeringMethod.TARGET_SHARE_PAPER: "paper"}
+_SHARE_RULES: dict[SteeringMethod, Literal["exact", "paper"]] = {
+    SteeringMethod.TARGET_SHARE: "exact",
+    SteeringMethod.TARGET_SHARE_PAPER: "paper",
+}
 
 
 @dataclass
@@ -97,8 +103,10 @@ class SteeringRun:
         for i in steered:
             request = self.requests[i]
             cuts |= {self.pads[i] + row for row in request.plan.row_cuts(request.prompt_length)}
+        if self.with_mass and start >= self._block_ids.shape[1]:
+            cuts.update(range(start, end, LAST_ROWS))  # one call measures no more of the answer's rows
         edges = sorted(cut for cut in cuts if start <= cut <= end)
-        outs = [self._attend_rows(call, steered, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        outs = [self._attend_rows(call, steered, a, b) for a, b in pairwise(edges)]
         for i in steered:
             self.requests[i].applied_layers.add(call.layer)
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
@@ -113,7 +121,9 @@ class SteeringRun:
             wanted = {layer for layer in range(n_layers) if request.plan.steers_layer(layer)}
             if request.plan.is_steering and (not wanted or wanted - request.applied_layers):
                 missing = sorted(wanted - request.applied_layers) or "all (none exists in this model)"
-                raise BiasNotApplied(f"the plan asked for steering, but these layers did not apply it: {missing}")
+                raise BiasNotApplied(
+                    f"the plan asked for steering, but these layers did not apply it: {missing}"
+                )
 
     def _solve_shares(self, call: AttentionCall, steered: Sequence[int]) -> None:
         """Share control: find this layer's biases from the question rows' own scores, once per request."""
@@ -138,15 +148,12 @@ class SteeringRun:
             )
         rows = torch.arange(first, end, device=call.query.device)
         mask = torch.stack([(rows >= a) & (rows < b) for a, b in zip(firsts, ends, strict=True)])
-        spots = geometry(call) | {"query_offset": first - call.key_offset}
-        if call.key_start is not None:
-            spots["key_start"] = spots["key_start"][todo]  # type: ignore[index]
         log_mass = block_log_mass(
             call.query[todo, :, first - start :],
             call.key[todo],
             blocks=self._blocks(call)[todo],
             n_blocks=self.n_blocks,
-            **spots,
+            **geometry(call, first, todo),
         )
         shares = torch.zeros(len(todo), self.n_blocks, device=call.query.device)
         heads = torch.ones(len(todo), call.query.shape[1], dtype=torch.bool, device=call.query.device)
@@ -173,21 +180,22 @@ class SteeringRun:
         """Rows `[start, end)`, in which every request steers the same spans throughout."""
         at = start - call.query_start
         rows = _Rows(call, call.query[:, :, at : at + end - start], start, end)
-        active = {
-            i: spans
-            for i in steered
-            if any(spans := self.requests[i].plan.active_spans(start - self.pads[i], self.requests[i].prompt_length))
-        }
+        active = {i: spans for i in steered if any(spans := self._active_spans(i, start))}
         shared = [i for i in active if self.requests[i].plan.method in _SHARE_RULES]
         if not shared:
             return self._biased(rows, list(range(len(self.requests))), active)
-        out = torch.empty_like(rows.query[..., : call.value.shape[-1]])
+        out = rows.query.new_empty(*rows.query.shape[:3], call.value.shape[3])
         others = [i for i in range(len(self.requests)) if i not in shared]
         if others:
             out[others] = self._biased(rows, others, active)
         for i in shared:
             out[i] = self._shared(rows, i, active[i])[0]
         return out
+
+    def _active_spans(self, i: int, column: int) -> tuple[bool, ...]:
+        """Which spans request `i` steers at `column`; padding counts as the first row: one call less."""
+        request = self.requests[i]
+        return request.plan.active_spans(max(0, column - self.pads[i]), request.prompt_length)
 
     def _biased(self, rows: "_Rows", batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor:
         """Requests `batch` under a key bias, in one call."""
@@ -223,25 +231,27 @@ class SteeringRun:
             rule=_SHARE_RULES[request.plan.method],
             only_raise=request.plan.only_raise,
             mass="last" if want else "none",
+            impl=self.impl,
         )
         self.impls.add(f"target_share:{result.impl}")
         out, mass, before = result.out, result.mass, result.mass_before
         chosen = request.heads_of(call.layer, call.query.shape[1])
         if chosen is not None:
-            plain = key_bias_attention(**tensors, impl=self.impl)
-            mixed = plain.out.clone()
-            mixed[:, chosen] = out[:, chosen]
-            out = mixed
-            if want:
-                kept = before.clone()
-                kept[:, chosen] = mass[:, chosen]
-                mass = kept
+            out = _only_heads(chosen, out, key_bias_attention(**tensors, impl=self.impl).out)
         if want:
+            assert mass is not None
+            assert before is not None
+            mass = mass if chosen is None else _only_heads(chosen, mass, before)
             self._record(rows, i, mass[0], before[0])
         return out
 
-    def _values(self, call: AttentionCall, batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor | None:
-        """Nats per request and block `[batch, 1 | head, block + 1]` (0 = rest); None where nothing is steered."""
+    def _values(
+        self, call: AttentionCall, batch: list[int], active: dict[int, tuple[bool, ...]]
+    ) -> Tensor | None:
+        """Nats per request and block `[batch, 1 | head, block + 1]` (0 = rest), on the CPU.
+
+        None where nothing is steered.
+        """
         if not any(i in active for i in batch):
             return None
         n_heads = call.query.shape[1]
@@ -253,27 +263,30 @@ class SteeringRun:
                 chosen = self.requests[i].heads_of(call.layer, n_heads)
                 heads = slice(None) if chosen is None else chosen
                 values[row, heads, 1 : len(asks) + 1] = asks
-        return values.to(call.query.device)
+        return values
 
     def _key_bias(self, call: AttentionCall, batch: list[int], values: Tensor) -> Tensor:
         """Nats per key `[batch, 1 | head, key]` of this call's keys; equal across layers where values are."""
         key_count = call.key.shape[2]
-        cached = (call.key_offset, key_count, tuple(batch), values.shape, values.cpu().numpy().tobytes())
+        cached = (call.key_offset, key_count, tuple(batch), values.shape, values.numpy().tobytes())
         if cached not in self._bias_cache:
             if len(self._bias_cache) >= 16:
                 self._bias_cache.clear()
             ids = self._blocks(call)[batch].long()[:, None].expand(-1, values.shape[1], -1)
-            self._bias_cache[cached] = values.gather(2, ids)
+            self._bias_cache[cached] = values.to(ids.device).gather(2, ids)
         return self._bias_cache[cached]
 
     def _blocks(self, call: AttentionCall) -> Tensor:
-        """Block number of each of this call's keys, int16 `[batch, key]`; 0 = rest, answer tokens included."""
+        """Block number of each of this call's keys, int16 `[batch, key]`; 0 = rest and answer tokens."""
         offset, count = call.key_offset, call.key.shape[2]
         ids = self._block_ids[:, offset : offset + count].to(torch.int16)
         return F.pad(ids, (0, count - ids.shape[1]))
 
     def _receipt_start(self, i: int) -> int:
-        return self.pads[i] + self.requests[i].plan.first_question_row
+        """First measured column: of the question rows the last 64, however the prefill was cut."""
+        request = self.requests[i]
+        first = max(request.plan.first_question_row, request.prompt_length - LAST_ROWS)
+        return self.pads[i] + first
 
     def _holds_receipt_rows(self, rows: "_Rows", batch: Sequence[int]) -> bool:
         return self.n_blocks > 0 and any(self._receipt_start(i) < rows.end for i in batch)
@@ -295,6 +308,12 @@ class SteeringRun:
         request.ledger.add(rows.call.layer, is_answer, mass[:, keep].cpu(), before[:, keep].cpu())
 
 
+class _KernelArguments(Geometry):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
 @dataclass(frozen=True)
 class _Rows:
     """A range of query rows of one call, and the kernel arguments for some of its batch rows."""
@@ -304,17 +323,22 @@ class _Rows:
     start: int
     end: int
 
-    def tensors(self, batch: list[int], batch_size: int) -> dict[str, object]:
-        spots = geometry(self.call) | {"query_offset": self.start - self.call.key_offset}
-        parts = {"query": self.query, "key": self.call.key, "value": self.call.value}
+    def tensors(self, batch: list[int], batch_size: int) -> _KernelArguments:
+        query, key, value = self.query, self.call.key, self.call.value
         if len(batch) < batch_size:
-            parts = {name: tensor[batch] for name, tensor in parts.items()}
-            if spots["key_start"] is not None:
-                spots["key_start"] = spots["key_start"][batch]  # type: ignore[index]
-        return parts | spots
+            query, key, value = query[batch], key[batch], value[batch]
+        spots = geometry(self.call, self.start, batch)
+        return _KernelArguments(query=query, key=key, value=value, **spots)
+
+
+def _only_heads(chosen: list[int], steered: Tensor, plain: Tensor) -> Tensor:
+    """`plain` `[batch, head, …]` with the heads `chosen` taken from `steered`."""
+    mixed = plain.clone()
+    mixed[:, chosen] = steered[:, chosen]
+    return mixed
 
 
 def _counterfactual(mass: Tensor, values: Tensor) -> Tensor:
     """Mass without the bias, `p ∝ p' · exp(−b)` per row and head, the rest (sink included) at b = 0."""
-    undone = mass * torch.exp(-values)[:, :, None, : mass.shape[-1]]
+    undone = mass * torch.exp(-values).to(mass.device)[:, :, None, : mass.shape[-1]]
     return undone / undone.sum(-1, keepdim=True).clamp(min=1e-30)

@@ -1,4 +1,5 @@
 import pytest
+
 from salience_experiments.errors import TrialsError
 from salience_experiments.manifests import (
     Manifest,

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from salience_experiments.errors import TrialsError, UnequalSets
 from salience_experiments.pairing import contrast_pairs, pair_trials, position_order, select_split
 from salience_experiments.trials import Trial

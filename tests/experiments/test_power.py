@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+
 from salience_experiments.power import (
     format_power,
     least_detectable_effect,

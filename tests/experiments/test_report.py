@@ -3,6 +3,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+
 from salience_experiments.errors import TrialsError
 from salience_experiments.manifests import Manifest, write_manifest
 from salience_experiments.report import build_report

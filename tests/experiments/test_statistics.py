@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
+
 from salience_experiments.statistics import (
     clustered_mean,
     holm,
@@ -12,7 +14,6 @@ from salience_experiments.statistics import (
     sign_flip_test,
     wilson_interval,
 )
-from scipy import stats
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_wilson_holds_the_share_within_zero_and_one(counts):
 
 @pytest.mark.parametrize(("hits", "n"), [(1, 0), (-1, 5), (6, 5)])
 def test_wilson_refuses_impossible_counts(hits, n):
-    with pytest.raises(ValueError, match="hits must be in 0..n"):
+    with pytest.raises(ValueError, match="hits must be in"):
         wilson_interval(hits, n)
 
 

@@ -6,10 +6,14 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+
 from salience_experiments.errors import RunLocked, TrialsError
 from salience_experiments.trials import Shard, Trial, TrialKey, TrialLog, log_path, read_log, read_trials
 
-KEYS = "item position arm params prompt_sha256 prompt_tokens answer metric value gold_logprob receipt impl wall_s error"
+KEYS = [
+    *("item", "position", "arm", "params", "prompt_sha256", "prompt_tokens", "answer", "metric", "value"),
+    *("gold_logprob", "receipt", "impl", "wall_s", "error"),
+]
 WRITER = """
 import sys
 from pathlib import Path
@@ -48,7 +52,7 @@ def test_a_line_has_exactly_the_contracts_keys_and_reads_back(tmp_path):
     with TrialLog(tmp_path) as log:
         log.append(trial)
     line = (tmp_path / "trials.jsonl").read_text(encoding="ascii")
-    assert list(json.loads(line)) == KEYS.split()
+    assert list(json.loads(line)) == KEYS
     assert line.count("\n") == 1
     assert read_trials(tmp_path) == [trial]
 
@@ -131,7 +135,10 @@ def test_a_second_writer_is_refused_but_another_shard_is_not(tmp_path):
 
 
 def test_another_process_is_refused_while_the_log_is_open(tmp_path):
-    code = "import sys, pathlib; from salience_experiments.trials import TrialLog; TrialLog(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from salience_experiments.trials import TrialLog; "
+        "TrialLog(pathlib.Path(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", code, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with TrialLog(tmp_path):

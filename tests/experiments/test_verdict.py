@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+
 from salience_experiments.pairing import PairedSet
 from salience_experiments.statistics import Interval, MeanDifference, paired_difference
 from salience_experiments.verdict import Verdict, compare, detectable_effect, judge

@@ -6,6 +6,7 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+
 from salience_kernels.key_bias import reference
 from salience_kernels.outputs import AttentionOutput
 from salience_kernels.validation import build_problem
@@ -71,7 +72,8 @@ def exact() -> Callable[..., AttentionOutput]:
 
 @pytest.fixture
 def assert_as_close_as_reference() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """Check an output against float64: at most twice as far as the reference at its dtype, plus one rounding step.
+    """Check an output against float64: at most twice as far as the reference at its dtype, plus one rounding
+    step.
 
     The distance is the largest one; the step is the dtype's epsilon times the largest expected value.
     """

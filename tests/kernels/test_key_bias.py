@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from salience_kernels import ImplUnavailable, KeyBiasImpl, key_bias_attention, resolve_impl
 from salience_kernels.key_bias import fused
-from salience_kernels.key_bias import mass as mass_module
-from torch.nn.functional import scaled_dot_product_attention
+from salience_kernels.key_bias.native import causal_pieces
 
 Draw = Callable[..., dict[str, Any]]
 IMPLS = ["reference", "native", "chunked", "segmented", "auto"]
@@ -41,10 +43,20 @@ CASES: dict[str, dict[str, Any]] = {
     "decode in a static cache": {"rows": 1, "keys": 300, "query_offset": 129},
     "chunk in a static cache": {"rows": 31, "keys": 300, "query_offset": 100},
     "left padding": {"rows": 127, "key_start": torch.tensor([0, 40])},
-    "padding past a whole chunk": {"rows": 30, "keys": 100, "query_offset": 70, "key_start": torch.tensor([90, 0])},
+    "padding past a whole chunk": {
+        "rows": 30,
+        "keys": 100,
+        "query_offset": 70,
+        "key_start": torch.tensor([90, 0]),
+    },
     "padded batch row without a key": {"rows": 63, "key_start": torch.tensor([63, 1])},
     "padded decode": {"rows": 1, "keys": 64, "query_offset": 63, "key_start": torch.tensor([10, 64])},
-    "padding without causality": {"rows": 20, "keys": 64, "causal": False, "key_start": torch.tensor([10, 64])},
+    "padding without causality": {
+        "rows": 20,
+        "keys": 64,
+        "causal": False,
+        "key_start": torch.tensor([10, 64]),
+    },
     "window": {"rows": 127, "window": 32, "bias": "head"},
     "window of one": {"rows": 63, "window": 1},
     "window of two": {"rows": 63, "window": 2},
@@ -140,7 +152,9 @@ def test_a_torch_without_the_kernel_loses_native_aloud_and_auto_goes_on(
 
 def test_a_kernel_that_computes_wrongly_fails_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     right = fused.fused_call
-    monkeypatch.setattr(fused, "fused_call", lambda *arguments: (right(*arguments)[0], right(*arguments)[1] + 1))
+    monkeypatch.setattr(
+        fused, "fused_call", lambda *arguments: (right(*arguments)[0], right(*arguments)[1] + 1)
+    )
     fused._self_test.cache_clear()
     try:
         assert "computes it wrongly" in str(fused._self_test(dense=False))
@@ -156,14 +170,18 @@ def test_self_test_leaves_the_global_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("zero", [None, torch.zeros(2, 1, 127), torch.zeros(2, 4, 127)], ids=["none", "row", "head"])
+@pytest.mark.parametrize(
+    "zero", [None, torch.zeros(2, 1, 127), torch.zeros(2, 4, 127)], ids=["none", "row", "head"]
+)
 def test_zero_bias_is_stock_attention_bit_by_bit(
     zero: torch.Tensor | None, dtype: torch.dtype, draw_attention: Draw
 ) -> None:
     case = draw_attention(127, bias=None, dtype=dtype)
     query, key, value, scale = case["query"], case["key"], case["value"], case["scale"]
     stock = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True, scale=scale)
-    biased = key_bias_attention(**case, key_bias=zero, key_start=torch.zeros(2, dtype=torch.long), impl="native")
+    biased = key_bias_attention(
+        **case, key_bias=zero, key_start=torch.zeros(2, dtype=torch.long), impl="native"
+    )
     assert torch.equal(biased.out, stock)
     assert torch.equal(biased.lse, fused_op(query, key, value, 0.0, True, scale=scale)[1])
 
@@ -174,6 +192,18 @@ def test_decode_without_bias_is_stock_attention_bit_by_bit(draw_attention: Draw)
         case["query"], case["key"], case["value"], enable_gqa=True, scale=case["scale"]
     )
     assert torch.equal(key_bias_attention(**case, impl="native").out, stock)
+
+
+@given(n_rows=st.integers(1, 40), n_keys=st.integers(1, 40), offset=st.none() | st.integers(0, 60))
+def test_causal_pieces_cover_each_visible_key_once(n_rows: int, n_keys: int, offset: int | None) -> None:
+    covered = torch.zeros(n_rows, n_keys, dtype=torch.int64)
+    for is_causal, row_start, row_end, key_start, key_end in causal_pieces(n_rows, n_keys, offset):
+        cells = covered[row_start:row_end, key_start:key_end]
+        assert cells.numel() > 0
+        assert not is_causal or cells.shape[0] == cells.shape[1]
+        cells += torch.ones_like(cells).tril() if is_causal else torch.ones_like(cells)
+    position = torch.arange(n_rows)[:, None] + (n_keys if offset is None else offset)
+    assert torch.equal(covered, (torch.arange(n_keys) <= position).long())
 
 
 @given(nats=st.floats(-20, 20))
@@ -202,7 +232,9 @@ def test_ln_2_doubles_one_keys_odds(favoured: int, n_keys: int) -> None:
         after = key_bias_attention(query, key, value, key_bias=bias, scale=0.3, causal=False, impl=impl)
         after = after.out[0, 0, 0]
         before_odds = before[favoured] / (1 - before[favoured])
-        torch.testing.assert_close(after[favoured] / (1 - after[favoured]), 2 * before_odds, atol=0, rtol=1e-3)
+        torch.testing.assert_close(
+            after[favoured] / (1 - after[favoured]), 2 * before_odds, atol=0, rtol=1e-3
+        )
 
 
 @pytest.mark.parametrize("hidden_by", ["causal", "window", "key_start"])
@@ -261,85 +293,6 @@ def test_one_batch_row_alone_equals_it_in_a_batch(impl: str, draw_attention: Dra
     torch.testing.assert_close(key_bias_attention(**alone, impl=impl).out, both[1:], atol=2e-6, rtol=1e-5)
 
 
-MASS_CASES = [
-    "odd",
-    "decode",
-    "longer than a mask's rows",
-    "not causal",
-    "second chunk of a prompt",
-    "chunk in a static cache",
-    "left padding",
-    "padded batch row without a key",
-    "window",
-    "window after a long past",
-    "window and padding",
-    "sinks",
-    "sinks and padding",
-]
-
-
-@pytest.mark.parametrize("mass", ["last", "all"])
-@pytest.mark.parametrize("name", MASS_CASES)
-def test_mass_matches_the_reference_and_sums_to_one(
-    name: str, mass: str, impl: str, draw_attention: Draw, exact: Callable[..., Any]
-) -> None:
-    if impl == "native" and mass == "all":
-        pytest.skip("native measures the last rows only; its refusal has a test")
-    case = draw_attention(**CASES[name], n_blocks=3)
-    actual, expected = key_bias_attention(**case, mass=mass, impl=impl), exact(case, mass)
-    assert actual.mass is not None
-    torch.testing.assert_close(actual.mass, expected.mass, atol=1e-5, rtol=1e-4)
-    is_empty = actual.lse[:, :, -actual.mass.shape[2] :] == -math.inf
-    torch.testing.assert_close(actual.mass.sum(-1), (~is_empty).float(), atol=1e-5, rtol=0)
-
-
-def test_mass_is_counted_in_row_chunks_when_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch, draw_attention: Draw, exact: Callable[..., Any]
-) -> None:
-    monkeypatch.setattr(mass_module, "rows_per_chunk", lambda *_: 7)
-    case = draw_attention(100, n_blocks=2, window=30, softcap=5.0)
-    actual = key_bias_attention(**case, mass="all", impl="chunked")
-    torch.testing.assert_close(actual.mass, exact(case, "all").mass, atol=1e-5, rtol=1e-4)
-
-
-def test_softcap_and_mass_match_the_reference(draw_attention: Draw, exact: Callable[..., Any]) -> None:
-    case = draw_attention(100, n_blocks=2, softcap=2.0)
-    actual = key_bias_attention(**case, mass="all")
-    assert actual.impl == "chunked"
-    torch.testing.assert_close(actual.mass, exact(case, "all").mass, atol=1e-5, rtol=1e-4)
-
-
-def test_mass_without_the_bias_follows_from_mass_with_it(draw_attention: Draw) -> None:
-    case = draw_attention(63, bias=None, n_blocks=2)
-    nats = torch.tensor([0.0, 1.5, -2.0])
-    bias = nats[case["blocks"].long()][:, None]
-    before = key_bias_attention(**case, mass="all").mass
-    after = key_bias_attention(**case, key_bias=bias, mass="all").mass
-    assert before is not None and after is not None
-    undone = after * torch.exp(-nats)
-    torch.testing.assert_close(undone / undone.sum(-1, keepdim=True), before, atol=1e-5, rtol=1e-4)
-
-
-def test_batch_rows_with_different_cuts_are_segmented_one_by_one(
-    draw_attention: Draw, exact: Callable[..., Any]
-) -> None:
-    case = draw_attention(200, bias=None, batch=3, n_blocks=1)
-    starts = torch.tensor([0, 1, 2])[:, None]
-    # 50 blocks of 4 keys in each row, shifted by a key: 150 cuts together
-    case["blocks"] = ((torch.arange(200) + starts) // 4 % 2).to(torch.int16)
-    actual = key_bias_attention(**case, mass="all", impl="segmented")
-    torch.testing.assert_close(actual.mass, exact(case, "all").mass, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(actual.out, exact(case).out.float(), atol=2e-6, rtol=1e-5)
-
-
-def test_too_many_segments_raise_by_name_and_auto_avoids_them(draw_attention: Draw) -> None:
-    case = draw_attention(130, bias=None)
-    case["blocks"] = (torch.arange(130) % 2).to(torch.int16).repeat(2, 1)
-    with pytest.raises(ValueError, match="at most 64 segments, got 130"):
-        key_bias_attention(**case, mass="all", impl="segmented")
-    assert key_bias_attention(**case, mass="all").impl == "chunked"
-
-
 def test_auto_reports_what_ran(draw_attention: Draw) -> None:
     case = draw_attention(200, n_blocks=2)
     assert key_bias_attention(**case).impl == "native"
@@ -347,7 +300,6 @@ def test_auto_reports_what_ran(draw_attention: Draw) -> None:
     assert key_bias_attention(**case, mass="all").impl == "segmented"
     assert key_bias_attention(**case, softcap=3.0).impl == "chunked"
     assert key_bias_attention(**case, window=150).impl == "native"
-    assert key_bias_attention(**case, window=8).impl == "chunked"
 
 
 def test_transposed_views_need_no_copy_to_be_right(impl: str, draw_attention: Draw) -> None:
@@ -369,3 +321,41 @@ def test_resolve_impl_lists_the_valid_names() -> None:
     assert resolve_impl("native") is KeyBiasImpl.NATIVE
     with pytest.raises(ValueError, match="reference, native, chunked, segmented, auto, got 'triton'"):
         resolve_impl("triton")
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records how many elements the largest tensor made under it has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if torch.is_tensor(tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("impl", ["native", "chunked", "segmented"])
+def test_no_tensor_grows_with_rows_times_keys(impl: str, draw_attention: Draw) -> None:
+    largest = []
+    for rows in (1024, 2048):
+        case = draw_attention(rows, heads=(2, 1), batch=1, n_blocks=2)
+        with LargestTensor() as mode:
+            key_bias_attention(**case, mass="last", impl=impl)
+        largest.append(mode.elements)
+    assert largest[1] <= 2 * largest[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["reference", "chunked", "segmented", "auto"])
+@pytest.mark.parametrize("name", ["odd", "decode", "window and padding", "sinks and padding"])
+def test_cuda_matches_the_float64_reference(
+    name: str, impl: str, draw_attention: Draw, exact: Callable[..., Any]
+) -> None:
+    case = draw_attention(**CASES[name], n_blocks=3)
+    on_gpu = {key: x.cuda() if torch.is_tensor(x) else x for key, x in case.items()}
+    actual, expected = key_bias_attention(**on_gpu, mass="all", impl=impl), exact(case, "all")
+    torch.testing.assert_close(actual.out.cpu(), expected.out.float(), atol=1e-5, rtol=1e-5)
+    assert actual.mass is not None
+    torch.testing.assert_close(actual.mass.cpu(), expected.mass, atol=1e-5, rtol=1e-4)

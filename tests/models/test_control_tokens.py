@@ -114,6 +114,11 @@ def test_tokenizer_without_offsets_is_refused() -> None:
         encode_as_text(Slow(), "a", add_special_tokens=False)
 
 
+def test_lone_surrogate_is_refused() -> None:
+    with pytest.raises(ValueError, match="lone surrogate at 1"):
+        encode_as_text(build(), "a\ud800", add_special_tokens=False)
+
+
 def test_special_tokens_are_told_from_added_words() -> None:
     assert special_token_texts(build()) == {"<end>", "<sep>"}
 

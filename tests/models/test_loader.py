@@ -9,34 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import errors as hub_errors
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    BertConfig,
-    BertLMHeadModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
 from salience_models import hub, loader, placement
-from salience_models.architecture import check_config, check_model, layer_windows
 from salience_models.errors import (
-    DeviceUnavailable,
     ModelDoesNotFit,
     QuantizationUnavailable,
-    RevisionNotFound,
     SourceNotFound,
     UnknownArchitecture,
-    UnsupportedAttention,
     WeightsUnreadable,
 )
 from salience_models.loader import LoadedModel, load_model
-from salience_models.model_info import fingerprint_folder, info_from_model
-from salience_models.placement import check_fits, count_parameters, resolve_device, resolve_dtype
+from salience_models.model_info import fingerprint_folder
+from salience_models.placement import check_fits, count_parameters
 
 TinyModel = Callable[..., PreTrainedModel]
 
@@ -86,36 +77,6 @@ def test_dtype_and_attention_are_the_ones_asked_for(llama_folder: Path) -> None:
     loaded = load_model(llama_folder, device="cpu", dtype="bfloat16", attn_implementation="sdpa")
     assert loaded.info.dtype == "bfloat16"
     assert loaded.model.config._attn_implementation == "sdpa"
-
-
-def test_info_tells_shape_heads_and_windows(tiny_model: TinyModel, tiny_name: str) -> None:
-    windows = {"mistral": (16, 16), "gemma3": (16, 16, 16, None)}
-    info = info_from_model(tiny_model(tiny_name))
-    assert info.layer_windows == windows.get(tiny_name, (None, None))
-    assert info.n_layers == len(info.layer_windows)
-    assert (info.n_heads, info.head_dim, info.context_window) == (4, 16, 2048)
-    assert info.n_kv_heads == (4 if tiny_name in ("gpt_neox", "phi") else 2)
-    assert info.eos_token_ids == (2,)
-    assert (info.path, info.weights_sha256, info.has_chat_template) == (None, "", False)
-
-
-def test_qwen_window_counts_only_where_it_is_used() -> None:
-    sizes = {"num_hidden_layers": 3, "sliding_window": 8, "max_window_layers": 1}
-    used = AutoConfig.for_model("qwen3", use_sliding_window=True, **sizes)
-    unused = AutoConfig.for_model("qwen3_moe", use_sliding_window=False, **sizes)
-    assert layer_windows(used) == (None, 8, 8)
-    assert layer_windows(unused) == (None, None, None)
-
-
-def test_softcap_and_several_eos_are_reported() -> None:
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 32}
-    config = AutoConfig.for_model(
-        "gemma2", eos_token_id=[1, 7], attn_logit_softcapping=50.0, **heads, **sizes
-    )
-    info = info_from_model(AutoModelForCausalLM.from_config(config))
-    assert info.softcap == 50.0
-    assert info.eos_token_ids == (1, 7)
 
 
 def test_fingerprint_changes_with_the_weights(llama_folder: Path) -> None:
@@ -186,9 +147,7 @@ def test_missing_parameter_is_never_filled_with_noise(llama_folder: Path) -> Non
 
 def test_parameter_of_another_shape_is_refused(llama_folder: Path) -> None:
     edit_config(llama_folder, vocab_size=300)
-    with pytest.raises(
-        WeightsUnreadable, match=r"shape.*model\.embed_tokens\.weight \[256, 64\] instead of \[300, 64\]"
-    ):
+    with pytest.raises(WeightsUnreadable, match=r"shape.*\.weight \[256, 64\] instead of \[300, 64\]"):
         load_model(llama_folder, device="cpu")
 
 
@@ -212,82 +171,10 @@ def test_remote_code_is_never_run(llama_folder: Path) -> None:
         load_model(llama_folder, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("model_type", "named"),
-    [
-        ("t5", "encoder-decoder t5"),
-        ("bart", "encoder-decoder bart"),
-        ("mamba", "linear_attention"),
-        ("rwkv", "RwkvForCausalLM"),
-        ("bloom", "BloomForCausalLM"),
-        ("mpt", "MptForCausalLM"),
-        ("llama4_text", "chunked_attention"),
-        ("recurrent_gemma", "linear_attention"),
-        ("qwen3_next", "linear_attention"),
-        ("minimax", "linear_attention"),
-        ("falcon_h1", "hybrid|FalconH1ForCausalLM"),
-        ("jamba", "linear_attention|JambaForCausalLM"),
-    ],
-)
-def test_attention_that_cannot_be_steered_is_named(model_type: str, named: str) -> None:
-    with pytest.raises(UnsupportedAttention, match=named):
-        check_config(AutoConfig.for_model(model_type))
-
-
-@pytest.mark.parametrize("model_type", ["vit", "clip"])
-def test_model_without_a_language_head_is_unknown(model_type: str) -> None:
-    with pytest.raises(UnknownArchitecture, match=model_type):
-        check_config(AutoConfig.for_model(model_type))
-
-
-def test_bidirectional_attention_is_refused(tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
-    check_model(BertLMHeadModel(BertConfig(is_decoder=True, vocab_size=16, **sizes)))
-    with pytest.raises(UnsupportedAttention, match="bert must be causal"):
-        check_model(BertLMHeadModel(BertConfig(is_decoder=False, vocab_size=16, **sizes)))
-
-
-def test_tiny_models_are_all_steerable(tiny_model: TinyModel, tiny_name: str) -> None:
-    check_config(tiny_model(tiny_name).config)
-    check_model(tiny_model(tiny_name))
-
-
 def test_embedder_is_not_a_language_model(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="got the embedder bundled:all-minilm-l6-v2"):
         load_model("bundled:all-minilm-l6-v2", cache_dir=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "mps", ""])
-def test_misspelt_device_is_refused(device: str) -> None:
-    with pytest.raises(ValueError, match="device must be"):
-        resolve_device(device)
-
-
-def test_missing_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("auto") == torch.device("cpu")
-    with pytest.raises(DeviceUnavailable, match="device must be available, got 'cuda:0'"):
-        resolve_device("cuda:0")
-
-
-def test_cuda_index_beyond_the_last_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("cuda:1") == torch.device("cuda", 1)
-    assert resolve_device("cuda") == resolve_device("auto") == torch.device("cuda", 0)
-    with pytest.raises(DeviceUnavailable, match="device must be below cuda:2, got 'cuda:2'"):
-        resolve_device("cuda:2")
-
-
-def test_auto_dtype_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda", 0)
-    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert resolve_dtype("auto", cuda) == torch.bfloat16
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    assert resolve_dtype("auto", cuda) == torch.float32
-    assert resolve_dtype("float16", cuda) == torch.float16
 
 
 def test_misspelt_dtype_is_refused(llama_folder: Path) -> None:
@@ -310,12 +197,6 @@ def test_quantization_needs_cuda(llama_folder: Path) -> None:
         load_model(llama_folder, device="cpu", quantization="bnb-4bit")
     with pytest.raises(ValueError, match="quantization must be None, bnb-4bit, bnb-8bit, got 'int4'"):
         load_model(llama_folder, device="cpu", quantization="int4")
-
-
-def test_quantization_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(QuantizationUnavailable, match="needs the package bitsandbytes"):
-        placement.resolve_quantization("bnb-8bit", torch.device("cuda", 0), torch.bfloat16)
 
 
 def test_weights_larger_than_free_memory_are_refused_with_figures(
@@ -347,47 +228,6 @@ def test_memory_that_runs_out_while_loading_is_reported(
     monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(ModelDoesNotFit, match="free memory on cpu must hold llama"):
         load_model(llama_folder, device="cpu")
-
-
-def refuse_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: object, **__: object) -> str:
-        raise error
-
-    monkeypatch.setattr(hub, "snapshot_download", fail)
-
-
-def http_error(kind: type[hub_errors.HfHubHTTPError]) -> hub_errors.HfHubHTTPError:
-    error = kind.__new__(kind)
-    Exception.__init__(error, "refused by the hub")
-    return error
-
-
-def test_wrong_revision_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_with(monkeypatch, http_error(hub_errors.RevisionNotFoundError))
-    with pytest.raises(RevisionNotFound, match="revision must be a branch, tag or commit of o/m, got 'v9'"):
-        load_model("o/m", revision="v9", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("kind", "hint"),
-    [
-        (hub_errors.RepositoryNotFoundError, "no such folder or repository"),
-        (hub_errors.GatedRepoError, "hf auth login"),
-        (hub_errors.HfHubHTTPError, "refused by the hub"),
-    ],
-)
-def test_repository_out_of_reach_is_named(
-    monkeypatch: pytest.MonkeyPatch, kind: type[hub_errors.HfHubHTTPError], hint: str
-) -> None:
-    refuse_with(monkeypatch, http_error(kind))
-    with pytest.raises(SourceNotFound, match=hint):
-        load_model("owner/model", device="cpu")
-
-
-def test_offline_hub_without_a_snapshot_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(SourceNotFound, match="'owner/model' at revision main must be in the local hub cache"):
-        load_model("owner/model", device="cpu")
 
 
 def test_hub_snapshot_loads_with_its_commit(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

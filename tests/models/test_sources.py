@@ -14,7 +14,7 @@ def test_bundled_name_is_recognised(name: str) -> None:
 
 def test_misspelt_bundled_name_lists_the_known_ones_and_the_likeliest() -> None:
     with pytest.raises(SourceNotFound) as caught:
-        parse_source("bundled:smollm2-135m-instrct")
+        parse_source("bundled:smolm2")
     message = str(caught.value)
     assert "bundled:gemma-3-270m, bundled:all-minilm-l6-v2" in message
     assert "did you mean bundled:smollm2-135m-instruct?" in message

@@ -144,6 +144,10 @@ class Task(Protocol):
         """Return the task's published metric for one answer, from 0.0 to 1.0."""
         ...
 
+    def is_settled(self, item: Item, answer: str) -> bool:
+        """Return whether no further text could change the score of an answer that begins so."""
+        ...
+
 
 def plain_layout(item: Item) -> Layout:
     """Return the layout that shows the item as it is."""

@@ -114,6 +114,10 @@ class KvTask:
         """Return 1.0 if the value stands anywhere in the answer, case ignored."""
         return value_hit(answer, item.answers[0])
 
+    def is_settled(self, item: Item, answer: str) -> bool:
+        """Return whether the value is found: it stays so, while a miss may still become a hit."""
+        return self.score(item, answer) == 1.0
+
     def _item(self, index: int, record: KvRecord, position: str) -> Item:
         gold = Block(GOLD_BLOCK, _pair(record.key, record.value), is_gold=True)
         others = [Block(f"d{i}", _pair(*pair)) for i, pair in enumerate(record.distractors)]

@@ -124,6 +124,10 @@ class QaTask:
         line = first_line(answer, strip_first=self.strip_first)
         return best_subspan_em(line, item.answers, ignore_empty_golds=self.ignore_empty_golds)
 
+    def is_settled(self, item: Item, answer: str) -> bool:
+        """Return whether the line that counts is over."""
+        return "\n" in (answer.lstrip() if self.strip_first else answer)
+
     def _item(self, index: int, record: QaRecord, position: str) -> Item:
         gold = Block(GOLD_BLOCK, _passage_text(record.gold), is_gold=True)
         others = [Block(f"d{i}", _passage_text(passage)) for i, passage in enumerate(record.distractors)]

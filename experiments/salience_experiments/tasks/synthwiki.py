@@ -80,6 +80,10 @@ class SynthwikiTask:
         """Return 1.0 if the normalized gold stands in the answer's first line."""
         return best_subspan_em(first_line(answer), item.answers, ignore_empty_golds=True)
 
+    def is_settled(self, item: Item, answer: str) -> bool:
+        """Return whether the first line, which alone counts, is over."""
+        return "\n" in answer
+
     def _item(self, index: int, record: SynthwikiRecord, position: str) -> Item:
         gold = Block(GOLD_BLOCK, record.context, is_gold=True)
         others = [Block(f"d{i}", text) for i, text in enumerate(record.distractors)]

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from salience_memory import Memory
-from salience_models import Sampling
 
 from salience.cli.options import (
     DEFAULT_MODEL,
@@ -21,6 +19,8 @@ from salience.cli.options import (
     steering_from,
 )
 from salience.harness import Harness
+from salience_memory import Memory
+from salience_models import Sampling
 
 __all__ = ["add_commands"]
 
@@ -76,7 +76,11 @@ def _answer(
         name = shown.memory_id
         line = f"  {after[name]:6.1%} of attention (unbiased {before[name]:.1%})  {_shortened(shown.content)}"
         console.print(line, style="dim", markup=False)
-    console.print(f"  {receipt.method}, {len(receipt.layers)} layers, {', '.join(receipt.impls)}", style="dim", markup=False)
+    console.print(
+        f"  {receipt.method}, {len(receipt.layers)} layers, {', '.join(receipt.impls)}",
+        style="dim",
+        markup=False,
+    )
 
 
 def _shortened(text: str, width: int = 60) -> str:

@@ -7,8 +7,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from salience_memory import Memory
-from salience_models import Receipt, Sampling
 
 from salience.cli.options import (
     DEFAULT_MODEL,
@@ -24,6 +22,8 @@ from salience.cli.options import (
     steering_from,
 )
 from salience.harness import Explanation
+from salience_memory import Memory
+from salience_models import Receipt, Sampling
 
 __all__ = ["add_commands"]
 
@@ -48,7 +48,7 @@ def explain(
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
 ) -> None:
-    """Show the prompt with its memories, their attention per layer, and each one's influence on the answer."""
+    """Show the prompt with its memories, their attention per layer, and their influence on the answer."""
     console = Console(highlight=False)
     declared = read_memories(memory, memories)
     if not declared:
@@ -64,20 +64,26 @@ def explain(
         console.print(_heat_map(title, mass, found.answer.receipt, colours))
     console.print(_legend())
     receipt = found.answer.receipt
-    console.print(f"{receipt.method} on layers {_ranges(receipt.layers)}; ran {', '.join(receipt.impls)}", markup=False)
+    console.print(
+        f"{receipt.method} on layers {_ranges(receipt.layers)}; ran {', '.join(receipt.impls)}", markup=False
+    )
 
 
 def _prompt(found: Explanation, memories: list[Memory], colours: dict[str, str]) -> Text:
     text = Text(found.answer.prompt.text, style="dim")
+    end = 0
     for memory in memories:
-        start = found.answer.prompt.text.find(memory.content)
-        text.stylize(f"not dim {colours[memory.memory_id]}", start, start + len(memory.content))
+        start = found.answer.prompt.text.index(f"- {memory.content}\n", end) + len("- ")
+        end = start + len(memory.content)
+        text.stylize(f"not dim {colours[memory.memory_id]}", start, end)
     return text
 
 
 def _summary(found: Explanation, memories: list[Memory], colours: dict[str, str]) -> Table:
     receipt = found.answer.receipt
-    table = Table(title="Attention of the question's rows (steered layers, mean over heads)", title_justify="left")
+    table = Table(
+        title="Attention of the question's rows (steered layers, mean over heads)", title_justify="left"
+    )
     for name in ("memory", "weight", "asked", "share", "unbiased", "influence"):
         table.add_column(name, justify="left" if name == "memory" else "right")
     after, before = receipt.shares(), receipt.unbiased_shares()
@@ -100,7 +106,9 @@ def _asked(found: Explanation, block: int) -> str:
     nats = receipt.bias_nats[list(receipt.layers), block] if receipt.layers else np.zeros(0)
     if not found.plan.asks[block]:
         return "nothing"
-    spread = "" if np.isnan(nats).any() or not nats.size else f" ({nats.min():+.1f} to {nats.max():+.1f} nats)"
+    spread = (
+        "" if np.isnan(nats).any() or not nats.size else f" ({nats.min():+.1f} to {nats.max():+.1f} nats)"
+    )
     return (f"share {span.share:.2f}" if span.share else f"bias {span.bias_nats:+.2f} nats") + spread
 
 
@@ -142,6 +150,6 @@ def _legend() -> Text:
 def _ranges(layers: tuple[int, ...]) -> str:
     if not layers:
         return "none"
-    if layers == tuple(range(layers[0], layers[-1] + 1)):
+    if len(layers) > 1 and layers == tuple(range(layers[0], layers[-1] + 1)):
         return f"{layers[0]}–{layers[-1]}"
     return ", ".join(map(str, layers))

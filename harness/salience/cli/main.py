@@ -3,21 +3,26 @@
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from typing import cast
 
-import click
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from salience_memory.errors import MemoryRoomError
-from salience_models import ModelsError
 
 from salience.cli import chat, doctor, explain, models
 from salience.errors import HarnessError, describe_validation
+from salience_memory.errors import MemoryRoomError
+from salience_models import ModelsError
 
 __all__ = ["build_app", "main"]
 
 COMMAND_GROUP = "salience.commands"
 """Entry points of this group are functions `(app) -> failure classes` that add commands."""
+
+_WrongUsage = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""click's UsageError, or that of the copy of click inside newer versions of typer."""
+
+_CTRL_C = 130
 
 _FAILURES: tuple[type[Exception], ...] = (ModelsError, MemoryRoomError, HarnessError, ValueError, OSError)
 
@@ -44,21 +49,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     app, failures = build_app()
     errors = Console(stderr=True, highlight=False)
     try:
-        result = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        result = app(
+            args=list(arguments) if arguments is not None else None,
+            prog_name="salience",
+            standalone_mode=False,
+        )
+        code = result if isinstance(result, int) else 0
+    except _WrongUsage as error:
+        error.show(sys.stderr)  # type: ignore[attr-defined]
         return 2
-    except click.UsageError as error:
-        error.show(sys.stderr)
-        return 2
-    except (click.Abort, KeyboardInterrupt):
-        errors.print("stopped by Ctrl-C", markup=False)
-        return 130
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
+    except (typer.Abort, KeyboardInterrupt) as stop:
+        if isinstance(stop.__cause__, EOFError):
+            errors.print("error: input ended too early", markup=False)
+            return 1
+        code = _CTRL_C
+    except typer.Exit as stop:
+        code = stop.exit_code
     except ValidationError as error:
         errors.print(f"error: {describe_validation(error)}", markup=False, soft_wrap=True)
+        return 1
     except failures as error:
         errors.print(f"error: {error}", markup=False, soft_wrap=True)
-    return 1
+        return 1
+    if code == _CTRL_C:
+        errors.print("stopped by Ctrl-C", markup=False)
+    return code

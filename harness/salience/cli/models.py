@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from salience_models import pull
-from salience_models.bundled_catalog import BUNDLED_MODELS
 
 from salience.config import load_settings
+from salience_models import pull
+from salience_models.bundled_catalog import BUNDLED_MODELS
 
 __all__ = ["add_commands"]
 
@@ -33,4 +33,6 @@ def list_models() -> None:
 def pull_model(name: Annotated[str, typer.Argument(help="A name from `salience models list`.")]) -> None:
     """Bring a bundled model into the cache; nothing is downloaded twice."""
     console = Console(highlight=False)
-    console.print(str(pull(name, load_settings().cache_dir, progress=console.print)), markup=False, soft_wrap=True)
+    console.print(
+        str(pull(name, load_settings().cache_dir, progress=console.print)), markup=False, soft_wrap=True
+    )

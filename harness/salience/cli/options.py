@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from salience_memory import Memory
-from salience_models import Steering, SteeringMethod
 
 from salience.errors import MemoryFileInvalid, describe_validation
 from salience.harness import Harness
+from salience_memory import Memory
+from salience_models import Steering, SteeringMethod
 
 __all__ = [
     "DeviceOption",
@@ -27,11 +27,14 @@ __all__ = [
 
 DEFAULT_MODEL = "bundled:smollm2-135m-instruct"
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="bundled:NAME, hub id, folder or .gguf file.")]
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="bundled:NAME, hub id, folder or .gguf file.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 MemoryOption = Annotated[
-    list[str] | None, typer.Option("--memory", "-M", help='A memory as "text" or "text::weight" (0.5 to 0.99).')
+    list[str] | None,
+    typer.Option("--memory", "-M", help='A memory as "text" or "text::weight" (0.5 to 0.99).'),
 ]
 MemoryFileOption = Annotated[
     Path | None, typer.Option("--memories", help="A JSON file: a list of memories with their fields.")
@@ -63,7 +66,10 @@ def _memory(text: str) -> Memory:
     except ValidationError:
         raise
     except ValueError as error:
-        raise ValueError(f'--memory must be "text" or "text::weight", got weight {weight!r}') from error
+        raise ValueError(
+            f'--memory must be "text" or "text::weight" (where the text has "::", the weight must follow), '
+            f"got weight {weight!r}"
+        ) from error
 
 
 def _memories_of(file: Path) -> list[Memory]:
@@ -71,13 +77,15 @@ def _memories_of(file: Path) -> list[Memory]:
         return TypeAdapter(list[Memory]).validate_json(file.read_bytes())
     except FileNotFoundError as error:
         raise MemoryFileInvalid(f"memory file {file} does not exist") from error
+    except OSError as error:
+        raise MemoryFileInvalid(f"memory file {file} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         raise MemoryFileInvalid(f"memory file {file}: {describe_validation(error)}") from error
 
 
-def steering_from(method: SteeringMethod | None, strength: float | None, **fields: object) -> Steering:
+def steering_from(method: SteeringMethod | None, strength: float | None) -> Steering:
     """The default steering with what the command line changed."""
-    changed: dict[str, object] = {name: value for name, value in fields.items() if value is not None}
+    changed: dict[str, object] = {}
     if method is not None:
         changed["method"] = method
     if strength is not None:

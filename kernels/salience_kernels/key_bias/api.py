@@ -10,12 +10,10 @@ from torch import Tensor
 from salience_kernels.errors import ImplUnavailable
 from salience_kernels.key_bias import chunked, native, reference, segmented
 from salience_kernels.key_bias.mass import block_mass
+from salience_kernels.key_bias.segments import is_segmentable
 from salience_kernels.outputs import AttentionOutput
 from salience_kernels.problem import AttentionProblem, empty_rows, trim_problem
 from salience_kernels.validation import build_problem, check_mass_rows
-
-MIN_NATIVE_WINDOW = 128
-"""Below this window `auto` prefers one mask per 256 rows to many small kernel calls."""
 
 
 class KeyBiasImpl(StrEnum):
@@ -117,11 +115,8 @@ def key_bias_attention(
 def _choose(problem: AttentionProblem, mass: str) -> KeyBiasImpl:
     can_fuse = native.refusal(problem, "none") is None
     if mass == "all":
-        return (
-            KeyBiasImpl.SEGMENTED if can_fuse and segmented.is_segmentable(problem) else KeyBiasImpl.CHUNKED
-        )
-    is_narrow = problem.window is not None and problem.window < MIN_NATIVE_WINDOW
-    return KeyBiasImpl.NATIVE if can_fuse and not is_narrow else KeyBiasImpl.CHUNKED
+        return KeyBiasImpl.SEGMENTED if can_fuse and is_segmentable(problem) else KeyBiasImpl.CHUNKED
+    return KeyBiasImpl.NATIVE if can_fuse else KeyBiasImpl.CHUNKED
 
 
 def _finish(

@@ -1,4 +1,4 @@
-"""Key-bias attention by masks of 256 rows that stop at the diagonal: any device and option, linear memory."""
+"""Key-bias attention by masks of a few rows that stop at the diagonal: any device, linear memory."""
 
 import math
 
@@ -14,6 +14,11 @@ from salience_kernels.scores import (
     rows_per_chunk,
     visible_keys,
 )
+
+_ROWS = 256
+_WINDOW_ROWS = 64
+_ROW_TILE = 32
+"""Rows that torch's fused CPU kernel gives to one thread in short calls."""
 
 
 def attend(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
@@ -42,8 +47,7 @@ def attend_band(
     window: int | None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of rows at positions `i + offset` that each see at least one key; `offset` None means not
-    causal.
+    """Attention of rows at positions `i + offset` that each see a key; `offset` None means not causal.
 
     `bias` is finite, `[batch, 1 | head, key]` in float32.
     """
@@ -55,7 +59,7 @@ def attend_band(
         key, value = key.to(dtype), value.to(dtype)
     out = query.new_empty((*query.shape[:3], value.shape[3]))
     lse = torch.empty(query.shape[:3], dtype=dtype, device=query.device)
-    step = rows_per_chunk(batch, heads, n_keys)
+    step = rows_per_chunk(batch, heads, n_keys, at_most=_step(batch * heads, window) if is_fused else _ROWS)
     for start in range(0, n_rows, step):
         stop = min(start + step, n_rows)
         first, end = _key_range(start, stop, n_keys, offset, window)
@@ -72,6 +76,14 @@ def attend_band(
             chunk = _explicit(rows.to(dtype), keys, values, mask, scale, softcap)
         out[:, :, start:stop], lse[:, :, start:stop] = chunk
     return out, lse
+
+
+def _step(tasks_per_row_tile: int, window: int | None) -> int:
+    """Rows of a mask: 256; under a window so few that little beside it is computed and no thread idles."""
+    step = _ROWS if window is None else _WINDOW_ROWS
+    while step < _ROWS and tasks_per_row_tile * step // _ROW_TILE < torch.get_num_threads():
+        step *= 2
+    return step
 
 
 def _key_range(start: int, stop: int, n_keys: int, offset: int | None, window: int | None) -> tuple[int, int]:

@@ -1,9 +1,17 @@
-"""Key-bias attention by torch's fused CPU kernel: a bias row together with `is_causal`, never a mask."""
+"""Key-bias attention by torch's fused CPU kernel: a bias row together with `is_causal`, no mask.
+
+`is_causal` is aligned to the top left, so it serves squares only. Rows at an offset are a causal square and a
+plain rectangle of the keys before it, merged by their log-sum-exps. A window is the exception: masks of a few
+rows that reach back one window are faster than any cut into triangles, because the kernel computes whole
+tiles of 512 keys.
+"""
+
+from typing import NamedTuple
 
 from torch import Tensor
 
-from salience_kernels.key_bias.band import Piece, Shape, band_pieces
-from salience_kernels.key_bias.fused import fused_call, row_bias_refusal
+from salience_kernels.key_bias import chunked
+from salience_kernels.key_bias.fused import dense_mask_refusal, fused_call, row_bias_refusal
 from salience_kernels.key_bias.merge import MergedAttention
 from salience_kernels.problem import AttentionProblem, row_bias
 
@@ -12,42 +20,29 @@ def refusal(problem: AttentionProblem, mass: str) -> str | None:
     """Why `native` cannot run this problem, or None if it can."""
     if mass == "all":
         return "mass of all rows needs the segmented or chunked implementation"
-    return row_bias_refusal(problem.query, problem.value, problem.softcap)
+    check = row_bias_refusal if problem.window is None else dense_mask_refusal
+    return check(problem.query, problem.value, problem.softcap)
 
 
 def attend(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a trimmed problem that `refusal` lets pass."""
+    if problem.window is not None:
+        return chunked.attend(problem)
     offset = problem.query_offset if problem.causal else None
-    return attend_band(
-        problem.query,
-        problem.key,
-        problem.value,
-        row_bias(problem),
-        scale=problem.scale,
-        offset=offset,
-        window=problem.window,
+    return attend_rows(
+        problem.query, problem.key, problem.value, row_bias(problem), scale=problem.scale, offset=offset
     )
 
 
-def attend_band(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    *,
-    scale: float,
-    offset: int | None,
-    window: int | None,
-    softcap: None = None,
+def attend_rows(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *, scale: float, offset: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of rows at positions `i + offset` that each see at least one key; `offset` None means not
-    causal.
+    """Attention of rows at positions `i + offset`, `offset >= 0`; None means not causal.
 
     `bias` is finite, `[batch, 1 | head, key]` in float32. The common cases (whole prompt, one row) are one
     kernel call without a copy.
     """
-    n_rows = query.shape[2]
-    pieces = band_pieces(n_rows, key.shape[2], offset, window)
+    pieces = causal_pieces(query.shape[2], key.shape[2], offset)
     if len(pieces) == 1:
         return _attend_piece(pieces[0], query, key, value, bias, scale)
     merged = MergedAttention(query, value.shape[3])
@@ -56,16 +51,32 @@ def attend_band(
     return merged.result()
 
 
+class Piece(NamedTuple):
+    """Rows against keys: a square in which row `i` sees keys `0..i`, or every row sees every key."""
+
+    is_causal: bool
+    row_start: int
+    row_end: int
+    key_start: int
+    key_end: int
+
+
+def causal_pieces(n_rows: int, n_keys: int, offset: int | None) -> list[Piece]:
+    """Pieces that cover each visible pair once; row `i` sees keys `j <= i + offset`, `offset` None all."""
+    if offset is None or offset >= n_keys - 1:
+        return [Piece(False, 0, n_rows, 0, n_keys)]
+    n_diagonal = min(n_rows, n_keys - offset)
+    pieces = [Piece(True, 0, n_diagonal, offset, offset + n_diagonal)]
+    if offset > 0:
+        pieces.append(Piece(False, 0, n_diagonal, 0, offset))
+    if n_diagonal < n_rows:
+        pieces.append(Piece(False, n_diagonal, n_rows, 0, n_keys))
+    return pieces
+
+
 def _attend_piece(
     piece: Piece, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    query = query[:, :, piece.row_start : piece.row_end]
-    key, value = key[:, :, piece.key_start : piece.key_end], value[:, :, piece.key_start : piece.key_end]
-    mask = None if bias is None else bias[:, :, None, piece.key_start : piece.key_end]
-    if piece.shape is Shape.UPPER:
-        flipped = None if mask is None else mask.flip(3)
-        out, lse = fused_call(query.flip(2), key.flip(2), value.flip(2), flipped, True, scale)
-        return out.flip(2), lse.flip(2)
-    # a causal square of one row is a plain row; the plain call is the same kernel without the diagonal's
-    # bookkeeping
-    return fused_call(query, key, value, mask, piece.shape is Shape.LOWER and query.shape[2] > 1, scale)
+    rows, keys = slice(piece.row_start, piece.row_end), slice(piece.key_start, piece.key_end)
+    mask = None if bias is None else bias[:, :, None, keys]
+    return fused_call(query[:, :, rows], key[:, :, keys], value[:, :, keys], mask, piece.is_causal, scale)

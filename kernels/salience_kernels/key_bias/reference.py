@@ -32,7 +32,6 @@ def attend(
     if mass != "none":
         block_mass = _mass_by_block(problem, probabilities, is_empty)
         block_mass = block_mass[:, :, -LAST_ROWS:] if mass == "last" else block_mass
-    # float64 inputs keep a float64 log-sum-exp out of this internal function only; the public one is float32
     return AttentionOutput(out.to(problem.query.dtype), lse.float(), block_mass, "reference")
 
 

@@ -36,14 +36,6 @@ def attend(problem: AttentionProblem, mass: str) -> tuple[Tensor, Tensor, Tensor
     return torch.cat(outs), torch.cat(lses), None if mass == "none" else torch.cat(masses)
 
 
-def is_segmentable(problem: AttentionProblem) -> bool:
-    """Whether every batch row has at most 64 segments by block and bias."""
-    if len(find_segments(problem, by_block=True)) <= MAX_SEGMENTS:
-        return True
-    batch = problem.query.shape[0]
-    return batch > 1 and all(is_segmentable(slice_batch(problem, row)) for row in range(batch))
-
-
 def _attend(
     problem: AttentionProblem, segments: list[tuple[int, int]], mass: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:

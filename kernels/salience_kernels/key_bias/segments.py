@@ -9,7 +9,7 @@ from torch import Tensor
 
 from salience_kernels.key_bias import chunked, native
 from salience_kernels.key_bias.fused import row_bias_refusal
-from salience_kernels.problem import AttentionProblem, padding_bias
+from salience_kernels.problem import AttentionProblem, padding_bias, slice_batch
 
 MAX_SEGMENTS = 64
 
@@ -44,6 +44,14 @@ def find_segments(problem: AttentionProblem, *, by_block: bool) -> list[tuple[in
     return list(pairwise(cuts))
 
 
+def is_segmentable(problem: AttentionProblem) -> bool:
+    """Whether every batch row has at most 64 segments by block and bias."""
+    if len(find_segments(problem, by_block=True)) <= MAX_SEGMENTS:
+        return True
+    batch = problem.query.shape[0]
+    return batch > 1 and all(is_segmentable(slice_batch(problem, row)) for row in range(batch))
+
+
 def attend_segments(problem: AttentionProblem, segments: list[tuple[int, int]]) -> Iterator[SegmentPart]:
     """Attend to one segment after the other, leaving out the rows that cannot see it."""
     is_native = row_bias_refusal(problem.query, problem.value, problem.softcap) is None
@@ -57,10 +65,8 @@ def attend_segments(problem: AttentionProblem, segments: list[tuple[int, int]]) 
         key, value = problem.key[:, :, key_start:key_end], problem.value[:, :, key_start:key_end]
         bias = padding[..., key_start:key_end] if padding is not None and key_start < padded_keys else None
         offset = row_start + problem.query_offset - key_start if problem.causal else None
-        if is_native:
-            part = native.attend_band(
-                query, key, value, bias, scale=problem.scale, offset=offset, window=problem.window
-            )
+        if is_native and problem.window is None:
+            part = native.attend_rows(query, key, value, bias, scale=problem.scale, offset=offset)
         else:
             part = chunked.attend_band(
                 query,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float32, Int, Int16
 from torch import Tensor
 
-from salience_kernels.key_bias.segments import MAX_SEGMENTS, find_segments
+from salience_kernels.key_bias.segments import MAX_SEGMENTS, find_segments, is_segmentable
 from salience_kernels.outputs import TargetShareOutput
 from salience_kernels.problem import LAST_ROWS, AttentionProblem, slice_batch, slice_rows, trim_problem
 from salience_kernels.scores import rows_per_chunk
@@ -104,8 +104,7 @@ def target_share_attention(
         return reference.attend(problem, shares, rule, only_raise, mass)
     problem, target = trim_problem(problem), ShareTarget(shares, rule, only_raise)
     if impl is TargetShareImpl.AUTO:
-        can_segment = _most_segments(problem) <= MAX_SEGMENTS
-        impl = TargetShareImpl.SEGMENTED if can_segment else TargetShareImpl.CHUNKED
+        impl = TargetShareImpl.SEGMENTED if is_segmentable(problem) else TargetShareImpl.CHUNKED
     if impl is TargetShareImpl.SEGMENTED:
         out, lse, after, before = _attend_segmented(problem, target, mass)
     else:
@@ -151,12 +150,3 @@ def _attend_by_rows(
     return (
         parts[0] if len(parts) == 1 else tuple(torch.cat(tensors, 2) for tensors in zip(*parts, strict=True))
     )
-
-
-def _most_segments(problem: AttentionProblem) -> int:
-    """Segments of the batch, or of the batch row that has most where the batch together has too many."""
-    together = len(find_segments(problem, by_block=True))
-    batch = problem.query.shape[0]
-    if together <= MAX_SEGMENTS or batch == 1:
-        return together
-    return max(_most_segments(slice_batch(problem, row)) for row in range(batch))

@@ -16,7 +16,7 @@ def attend(
 ) -> TargetShareOutput:
     """Target share on an untrimmed problem. Python loops over every row of every head: for tests."""
     assert problem.blocks is not None
-    scores = biased_scores(problem, torch.float64)
+    scores = biased_scores(problem, torch.float64).cpu()
     batch, heads, n_rows, _ = scores.shape
     group = heads // problem.key.shape[1]
     out = torch.zeros(batch, heads, n_rows, problem.value.shape[3], dtype=torch.float64)
@@ -24,9 +24,9 @@ def attend(
     before = torch.zeros(batch, heads, n_rows, problem.n_blocks + 1, dtype=torch.float64)
     after = torch.zeros_like(before)
     for b in range(batch):
-        blocks = problem.blocks[b].long()
+        blocks = problem.blocks[b].long().cpu()
         for h in range(heads):
-            value = problem.value[b, h // group].double()
+            value = problem.value[b, h // group].double().cpu()
             sink = None if problem.sinks is None else float(problem.sinks[h])
             for i in range(n_rows):
                 row = scores[b, h, i]
@@ -40,15 +40,22 @@ def attend(
                 out[b, h, i] = probabilities @ value
                 lse[b, h, i] = row.logsumexp(0)
     rows = slice(-LAST_ROWS, None) if mass == "last" else slice(None)
-    masses = (None, None) if mass == "none" else (after[:, :, rows].float(), before[:, :, rows].float())
-    return TargetShareOutput(out.to(problem.query.dtype), lse.float(), *masses, "reference")
+    device = problem.query.device
+    masses = (after[:, :, rows].float().to(device), before[:, :, rows].float().to(device))
+    return TargetShareOutput(
+        out.to(device, problem.query.dtype),
+        lse.float().to(device),
+        *(masses if mass != "none" else (None, None)),
+        impl="reference",
+    )
 
 
 def _mass_of_row(row: Tensor, blocks: Tensor, sink: float | None, n_blocks: int) -> tuple[Tensor, Tensor]:
     logits = row if sink is None else torch.cat([row, torch.tensor([sink], dtype=row.dtype)])
     probabilities = logits.softmax(0)[: len(row)]
     mass = torch.zeros(n_blocks + 1, dtype=row.dtype).index_add_(0, blocks, probabilities)
-    mass[0] += 1.0 - probabilities.sum()  # the sink's probability belongs to the rest
+    if sink is not None:
+        mass[0] += 1.0 - probabilities.sum()  # the sink's probability belongs to the rest
     return mass, probabilities
 
 

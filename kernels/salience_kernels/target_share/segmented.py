@@ -30,5 +30,5 @@ def attend(problem: AttentionProblem, target: ShareTarget) -> tuple[Tensor, Shif
         block = problem.blocks[:, part.key_start].long()[:, None, None, None].expand(*part.lse.shape, 1)
         bias = shifted.bias[:, :, rows].gather(3, block)
         weight = torch.exp(part.lse[..., None] + bias - shifted.log_total[:, :, rows, None])
-        out[:, :, rows].addcmul_(part.out.to(dtype), weight.to(dtype))
+        out[:, :, rows] += part.out * weight.to(dtype)
     return out.to(query.dtype), shifted

@@ -1,0 +1,139 @@
+"""`salience bench`: speed of ours against a peer in one run, with the bars each must reach."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from salience.config import load_settings
+from salience_experiments.bench.attention import measure_memory, measure_operators, operator_bars
+from salience_experiments.bench.experiment import compare_experiment, experiment_bars, experiment_row, kv_spec
+from salience_experiments.bench.result import Bar, BenchResult, Row, print_bars, ratio_table, write_json
+from salience_experiments.bench.whole_model import CASES, compare_models, load_pair
+from salience_memory import TextRecall
+from salience_models import LanguageModel
+
+__all__ = ["bench_commands"]
+
+bench_commands = typer.Typer(help="Measure speed against a peer in the same run.", no_args_is_help=True)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write everything measured here.")]
+CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if a bar is missed.")]
+
+
+@bench_commands.command()
+def attention(
+    sizes: Annotated[str, typer.Option(help="Prompt lengths of the operators, in keys.")] = "1024,2048,4096",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each operator against its peer.")] = 9,
+    model_repeats: Annotated[int, typer.Option(min=1, help="Rounds of each whole model.")] = 3,
+    whole_model: Annotated[
+        bool, typer.Option("--whole-model/--kernels-only", help="Whether whole models follow the operators.")
+    ] = True,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Biased attention against plain attention, then whole biased models against stock ones (CPU)."""
+    console, keys = Console(highlight=False), parse_sizes(sizes)
+    with _progress(console) as say:
+        rows = measure_operators(keys, repeats, say=say)
+        peak_bytes = measure_memory(max(1024, *keys))
+        bars = operator_bars(rows, peak_bytes)
+    print_operators(console, rows)
+    if whole_model:
+        model_rows, model_bars = _whole_models(console, model_repeats)
+        rows, bars = rows + model_rows, bars + model_bars
+    settings = {"sizes": keys, "repeats": repeats, "model_repeats": model_repeats if whole_model else 0}
+    facts = {"native_peak_bytes_by_keys": {str(count): size for count, size in peak_bytes.items()}}
+    _conclude(console, BenchResult("attention", settings, tuple(rows), tuple(bars), facts), json_path, check)
+
+
+@bench_commands.command()
+def experiment(
+    items: Annotated[int, typer.Option(min=1, help="Items; each is 18 trials.")] = 20,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """The runner against a naive generate loop: six arms, three positions, key-value retrieval (CPU)."""
+    console, spec = Console(highlight=False), kv_spec(items)
+    model, cache_dir = spec.model, load_settings().cache_dir
+    lm = LanguageModel.load(model.source, device=model.device, dtype=model.dtype, cache_dir=cache_dir)
+    with _progress(console) as say:
+        # words alone rank: an embedder would take both loops the same time
+        comparison = compare_experiment(spec, lm, TextRecall(), say)
+    row = experiment_row(spec, comparison)
+    console.print(seconds_table([row]))
+    same, trials = comparison.n_same_text, comparison.n_trials
+    console.print(f"{same} of {trials} answers are the naive loop's, or the start of them")
+    for found in comparison.differences:
+        console.print(f"differs: {found}", markup=False, soft_wrap=True)
+    facts = {
+        "gain": comparison.gain,
+        "n_same_text": comparison.n_same_text,
+        "differences": [asdict(found) for found in comparison.differences],
+    }
+    bars = tuple(experiment_bars(comparison))
+    settings = {"items": items, "spec": spec.model_dump(mode="json")}
+    _conclude(console, BenchResult("experiment", settings, (row,), bars, facts), json_path, check)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Key counts, ascending, from a list like `1024,2048`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 2 for part in parts):
+        raise typer.BadParameter(f"sizes must be whole numbers of at least 2 between commas, got {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def print_operators(console: Console, rows: Sequence[Row]) -> None:
+    """One table for each shape and dtype; key counts run across."""
+    for shape, dtype in dict.fromkeys((row.case["shape"], row.case["dtype"]) for row in rows):
+        mine = [row for row in rows if (row.case["shape"], row.case["dtype"]) == (shape, dtype)]
+        console.print(ratio_table(f"{shape}, {dtype}", mine, "keys"))
+
+
+def seconds_table(rows: Sequence[Row]) -> Table:
+    """Median seconds of ours and of the peer, and the ratio."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("measured")
+    table.add_column("peer")
+    for heading in ("ours s", "peer s", "ratio"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        timing = row.timing
+        figures = (f"{timing.ours_median_s:.3g}", f"{timing.peer_median_s:.3g}", f"{timing.ratio:.3f}")
+        table.add_row(row.name, row.peer, *figures)
+    return table
+
+
+def _whole_models(console: Console, repeats: int) -> tuple[list[Row], list[Bar]]:
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for case in CASES:
+        with _progress(console) as say:
+            say(f"{case.source}: loading")
+            found = compare_models(case, *load_pair(case.source, load_settings().cache_dir), repeats, say)
+        rows, bars = rows + found[0], bars + found[1]
+    console.print(seconds_table(rows))
+    return rows, bars
+
+
+def _conclude(console: Console, result: BenchResult, json_path: Path | None, check: bool) -> None:
+    print_bars(console, result.bars)
+    if json_path is not None:
+        write_json(json_path, result)
+        console.print(str(json_path), markup=False, soft_wrap=True)
+    if check and not result.has_passed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str], None]]:
+    """A line that says what is being measured; drawn four times a second, which costs next to nothing."""
+    with console.status("", refresh_per_second=4) as status:
+        yield lambda line: status.update(line)
