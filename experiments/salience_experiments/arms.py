@@ -10,7 +10,16 @@ from pydantic import ValidationError
 from salience_experiments.errors import SpecError
 from salience_experiments.prompt_edits import PromptEdit, resolve_prompt_edit
 from salience_experiments.tasks.base import Item, Layout, plain_layout
-from salience_models import BiasPlan, BlockSpan, Steering, SteeringMethod, TokenSpan, plan_from_weights
+from salience_models import (
+    BiasPlan,
+    BlockSpan,
+    Phase,
+    QueryScope,
+    Steering,
+    SteeringMethod,
+    TokenSpan,
+    plan_from_weights,
+)
 
 __all__ = ["Arm", "ArmName", "EditArm", "SteeringArm", "build_arm"]
 
@@ -49,11 +58,25 @@ class EditArm(Arm):
         return self._edit(item, weights)
 
 
+_STEERING_DEFAULTS: dict[str, Any] = {
+    "strength": 1.0,
+    "share": 0.2,
+    "max_total_share": 0.4,
+    "depth": (0.5, 1.0),
+    "heads": None,
+    "query_scope": QueryScope.QUESTION,
+    "phase": Phase.BOTH,
+    "length_normalised": False,
+    "only_raise": True,
+}
+"""What a spec leaves out. Kept apart from the harness's defaults, so that a spec always means the same."""
+
+
 class SteeringArm(Arm):
     """A steering method; `params` are the fields of `Steering`."""
 
     def __init__(self, **params: Any) -> None:
-        self.steering = Steering(**params)
+        self.steering = Steering(**(_STEERING_DEFAULTS | params))
 
     def plan(
         self, spans: tuple[TokenSpan, ...], weights: Mapping[str, float], n_layers: int, question_start: int

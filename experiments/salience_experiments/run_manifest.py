@@ -78,18 +78,21 @@ class ManifestWriter:
         write_manifest(self._run_dir, self._manifest.model_copy(update=update), self._shard)
 
 
-def finish_manifest(run_dir: Path, shard: Shard | None, keys: Set[TrialKey]) -> None:
-    """Complete the manifest of a run that was killed between its last trial and its end.
+def finish_manifest(run_dir: Path, shard: Shard | None, spec: ExperimentSpec, keys: Set[TrialKey]) -> None:
+    """Bring the manifest of a run that lacks no trial up to date.
 
-    One that answers for other trials than `keys` (the whole of a run that was now asked for a part) stays.
+    A run that was killed between its last trial and its end is complete; one that answers for other trials
+    than `keys` (the whole, now asked for a part) is as complete as before. The spec may have gained a
+    contrast.
     """
     path = manifest_path(run_dir, shard)
     if not path.exists():
         return
     manifest = load_manifest(path)
+    update: dict[str, Any] = {"spec": json.loads(spec.model_dump_json())}
     if manifest.status != "complete" and manifest.n_expected == len(keys):
-        update = _outcome("complete", None, _logged(run_dir, keys))
-        write_manifest(run_dir, manifest.model_copy(update=update), shard)
+        update |= _outcome("complete", None, _logged(run_dir, keys))
+    write_manifest(run_dir, manifest.model_copy(update=update), shard)
 
 
 def _logged(run_dir: Path, keys: Set[TrialKey]) -> list[Trial]:

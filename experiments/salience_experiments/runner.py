@@ -94,7 +94,7 @@ def run_spec(
     lm = None if log_path(run_dir, options.shard).exists() else load()
     with _open_log(run_dir, options.shard) as log:
         if keys and keys <= log.done:
-            finish_manifest(run_dir, options.shard, keys)
+            finish_manifest(run_dir, options.shard, spec, keys)
             on_progress(len(keys), len(keys))
             return run_dir
         lm = lm or load()

@@ -14,6 +14,10 @@ from salience_experiments.weight_sources import WeightSource
 __all__ = ["ArmCell", "ArmSpec", "ExperimentSpec", "ModelSpec", "TaskSpec", "WeightSpec", "load_spec"]
 
 
+_ANALYSIS_FIELDS = {"description", "metric", "baseline", "contrasts", "logprob_margin_nats", "power"}
+"""What only the report and `salience power` read."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -154,8 +158,11 @@ class ExperimentSpec(_Strict):
         return [cell for arm in self.arms for cell in arm.cells()]
 
     def sha256(self) -> str:
-        """Hash over the canonical JSON of every field."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Hash over the fields that decide what is run; params count in the order the spec names them.
+
+        A contrast or a sentence added later belongs to the same run.
+        """
+        return hashlib.sha256(self.model_dump_json(exclude=_ANALYSIS_FIELDS).encode()).hexdigest()
 
 
 def load_spec(path: Path) -> ExperimentSpec:

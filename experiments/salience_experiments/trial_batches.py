@@ -178,9 +178,7 @@ def _batches(
 
     batch: list[tuple[PreparedTrial, RowCache]] = []
     for pair in sorted(pairs, key=tail):
-        columns = max(
-            len(t.request.token_ids) + max(max_new_tokens, len(t.draft)) for t, _ in [*batch, pair]
-        )
+        columns = max(len(t.request.token_ids) + max(max_new_tokens, len(t.draft)) for t, _ in [*batch, pair])
         recomputed = sum(tail(pair) - tail(other) for other in batch)
         if batch and (recomputed > spare_tokens or columns * (len(batch) + 1) > batch_columns):
             yield batch

@@ -183,9 +183,10 @@ class BiasPlan(BaseModel):
         A key-value cache of one plan can serve the other up to that row, where the tokens agree too.
         """
         shortest = min(prompt_length, other_length)
-        if self._effect() == other._effect() and self.method is not SteeringMethod.SHARE_CONTROL:
-            is_last = self.query_scope is QueryScope.LAST and prompt_length != other_length
-            return shortest - 1 if is_last else shortest
+        is_moved = self.query_scope is QueryScope.LAST and prompt_length != other_length
+        is_solved = self.method is SteeringMethod.SHARE_CONTROL  # on rows that may differ
+        if self._effect() == other._effect() and not is_moved and not is_solved:
+            return shortest
         return min(shortest, self.first_affected_row(prompt_length), other.first_affected_row(other_length))
 
     def _effect(self) -> tuple[object, ...]:

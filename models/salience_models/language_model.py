@@ -199,7 +199,6 @@ class LanguageModel:
         pads = [width - length for length in lengths]
         cache = join_rows(rows, lengths, pads, width + new_tokens)
         run = SteeringRun(steerings, pads, self.device, with_mass=like.with_mass, impl=like.impl)
-        run.impls = like.impls
         tokens = [list(row.token_ids) for row in rows]
         return DecodeState(list(steerings), tokens, pads, cache, run, width, torch.empty(0))
 
@@ -218,7 +217,7 @@ class LanguageModel:
             method=plan.method.value if plan.is_steering else "none",
             plan_fingerprint=plan.fingerprint(),
             layers=tuple(sorted(request.applied_layers)),
-            impls=tuple(sorted(state.run.impls)),
+            impls=tuple(sorted(request.impls)),
             bias_nats=bias.numpy(),
             question=request.ledger.table(is_answer=False),
             answer=request.ledger.table(is_answer=True),

@@ -16,7 +16,9 @@ class Steering(BaseModel):
 
     `strength` multiplies the log-odds under `logit_bias`; `share` is the top block's attention
     share under the share methods, `max_total_share` the bound on all blocks together. Defaults are
-    those that the development slices chose: see `experiments/LOG.md`.
+    those that the development slices chose (`experiments/LOG.md`). They steer the prompt only: on the
+    answer's own rows (`phase` both) steering copies better word for word, but small models then repeat
+    the memory and do not stop.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,7 +30,7 @@ class Steering(BaseModel):
     depth: tuple[float, float] = (0.5, 1.0)
     heads: tuple[tuple[int, int], ...] | None = None
     query_scope: QueryScope = QueryScope.QUESTION
-    phase: Phase = Phase.BOTH
+    phase: Phase = Phase.PREFILL
     length_normalised: bool = False
     only_raise: bool = True
 

@@ -45,6 +45,8 @@ class RequestSteering:
     unreached: set[tuple[int, str]] = field(default_factory=set)
     """(layer, block) pairs whose share could not be reached (the block lies outside the window)."""
     applied_layers: set[int] = field(default_factory=set)
+    impls: set[str] = field(default_factory=set)
+    """Kernel implementations that ran for this request."""
     ledger: MassLedger = field(default_factory=MassLedger)
 
     def layer_asks(self, layer: int) -> Tensor:
@@ -83,7 +85,6 @@ class SteeringRun:
         self.pads = list(pads)
         self.with_mass = with_mass
         self.impl = impl
-        self.impls: set[str] = set()
         self.fed_ends: list[int] = []
         """Per request the column after its last real token: what lies right of it is padding."""
         self.n_blocks = max((len(r.plan.spans) for r in self.requests), default=0)
@@ -99,14 +100,15 @@ class SteeringRun:
         steered = [i for i, r in enumerate(self.requests) if r.plan.steers_layer(call.layer)]
         self._solve_shares(call, steered)
         start, end = call.query_start, call.query_start + call.query.shape[2]
+        reached = [i for i in steered if self._first_affected(i) < end]
         cuts = {start, end}
-        for i in steered:
+        for i in reached:
             request = self.requests[i]
             cuts |= {self.pads[i] + row for row in request.plan.row_cuts(request.prompt_length)}
         if self.with_mass and start >= self._block_ids.shape[1]:
             cuts.update(range(start, end, LAST_ROWS))  # one call measures no more of the answer's rows
         edges = sorted(cut for cut in cuts if start <= cut <= end)
-        outs = [self._attend_rows(call, steered, a, b) for a, b in pairwise(edges)]
+        outs = [self._attend_rows(call, reached, a, b) for a, b in pairwise(edges)]
         for i in steered:
             self.requests[i].applied_layers.add(call.layer)
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
@@ -209,7 +211,8 @@ class SteeringRun:
             mass="last" if want else "none",
             impl=self.impl,
         )
-        self.impls.add(str(result.impl))
+        for i in batch:
+            self.requests[i].impls.add(result.impl)
         if want:
             assert result.mass is not None
             before = result.mass if values is None else _counterfactual(result.mass, values)
@@ -233,11 +236,13 @@ class SteeringRun:
             mass="last" if want else "none",
             impl=self.impl,
         )
-        self.impls.add(f"target_share:{result.impl}")
+        request.impls.add(f"target_share:{result.impl}")
         out, mass, before = result.out, result.mass, result.mass_before
         chosen = request.heads_of(call.layer, call.query.shape[1])
         if chosen is not None:
-            out = _only_heads(chosen, out, key_bias_attention(**tensors, impl=self.impl).out)
+            plain = key_bias_attention(**tensors, impl=self.impl)
+            request.impls.add(plain.impl)
+            out = _only_heads(chosen, out, plain.out)
         if want:
             assert mass is not None
             assert before is not None

@@ -34,7 +34,7 @@ def qa_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"title": f"T{place}", "text": f"The {fact} in town {number}.", "isgold": place == 0}
             for place, fact in enumerate(facts)
         ]
-        subject, _, answer = facts[0].partition(" ")
+        subject, *_, answer = facts[0].split()
         rows.append({"question": f"what of the {subject} {number}", "answers": [answer], "ctxs": ctxs})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -90,7 +90,7 @@ def in_subprocess(code: str, *arguments: str) -> subprocess.Popen[str]:
 def write_spec(folder: Path, spec: ExperimentSpec) -> Path:
     path = folder / "ablations" / "spec.yaml"
     path.parent.mkdir()
-    path.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    path.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
     return path
 
 
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_a_run_between_two_trials(make_spec: MakeSpec, qa_file: Path
         {"arm": "none"},
         {"arm": "logit_bias", "weights": "oracle", "params": {"strength": [1.0, 2.0, 3.0]}},
     ]
-    task = {"name": "kv", "params": {"n_keys": 4, "n_items": 400}}
+    task = {"name": "kv", "params": {"n_keys": 4, "n_items": 100}}
     spec = make_spec(arms=arms, task=task)
     code = "from salience.cli import main; sys.exit(main(sys.argv[1:]))"
     process = in_subprocess(code, "run", str(write_spec(tmp_path, spec)))
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_a_run_between_two_trials(make_spec: MakeSpec, qa_file: Path
     manifest, log = load_manifest(run_dir / "manifest.json"), read_log(run_dir / "trials.jsonl")
     assert (manifest.status, manifest.error) == ("interrupted", "stopped by the user")
     assert manifest.n_trials == len(log.trials)
-    assert 0 < manifest.n_trials < manifest.n_expected == 4800
+    assert 0 < manifest.n_trials < manifest.n_expected == 1200
     assert log.torn_bytes == 0
 
 
@@ -197,6 +197,19 @@ def test_a_partial_run_asked_for_less_than_it_has_stays_as_it_is(
     run_spec(spec, dataclasses.replace(options, limit=1), lambda: tiny_lm, recall)
     assert manifest_of(spec, options) == before
     assert (before.status, before.n_trials, before.n_expected) == ("failed", 8, 12)
+
+
+def test_a_contrast_added_later_reaches_the_manifest_of_a_complete_run(
+    make_spec: MakeSpec, options: RunOptions, tiny_lm: LanguageModel, recall: TextRecall
+):
+    spec = make_spec(positions=["first"])
+    run_spec(spec, options, lambda: tiny_lm, recall)
+    before = manifest_of(spec, options)
+    later = make_spec(positions=["first"], contrasts=[["logit_bias[oracle]", "none"]])
+    run_spec(later, options, lambda: tiny_lm, recall)
+    after = manifest_of(spec, options)
+    assert after.spec["contrasts"] == [["logit_bias[oracle]", "none"]]
+    assert after.model_copy(update={"spec": before.spec}) == before
 
 
 def test_another_model_may_not_go_on_with_a_run(

@@ -95,7 +95,7 @@ def assert_naive(spec: ExperimentSpec, lm: LanguageModel, recall: TextRecall, tr
     assert {trial.key for trial in trials} == set(prepared)
     for trial in trials:
         naive = prepared[trial.key]
-        answer = lm.tokenizer.decode(naive_answer(lm, naive, 5))
+        answer = lm.tokenizer.decode(naive_answer(lm, naive, 5), skip_special_tokens=True)
         is_cut = task.is_settled(naive.item, trial.answer)
         assert answer.startswith(trial.answer) if is_cut else answer == trial.answer, trial.key
         assert trial.metric == task.score(naive.item, answer), trial.key
@@ -107,11 +107,11 @@ def assert_naive(spec: ExperimentSpec, lm: LanguageModel, recall: TextRecall, tr
 def test_every_arm_and_scope_equals_the_naive_loop(
     make_spec: MakeSpec, options: RunOptions, tiny_lm: LanguageModel, recall: TextRecall, batch_columns: int
 ):
-    n_items = 1 if batch_columns == 1 else 2
-    task = {"name": "qa", "params": make_spec().task.params | {"n_items": n_items}}
-    spec = make_spec(arms=ARMS, task=task, batch_columns=batch_columns)
+    positions = ["middle"] if batch_columns == 1 else ["first", "middle", "last"]
+    task = {"name": "qa", "params": make_spec().task.params | {"n_items": 1}}
+    spec = make_spec(arms=ARMS, task=task, positions=positions, batch_columns=batch_columns)
     trials = run(spec, options, tiny_lm, recall)
-    assert len(trials) == len(spec.cells()) * 3 * n_items
+    assert len(trials) == len(spec.cells()) * len(positions)
     assert_naive(spec, tiny_lm, recall, trials)
 
 
@@ -337,25 +337,21 @@ def test_a_model_that_does_not_load_leaves_nothing_behind(
 def test_prompts_over_the_window_stop_the_run_before_its_first_trial(
     make_spec: MakeSpec, options: RunOptions, tiny_lm: LanguageModel, recall: TextRecall
 ):
-    longest = max(
-        len(p.request.token_ids) for p in prepare(make_spec(arms=ARMS[:3]), tiny_lm, recall).values()
-    )
-    window = longest + 5 - 2
-    small = LanguageModel(
-        tiny_lm.model, tiny_lm.tokenizer, dataclasses.replace(tiny_lm.info, context_window=window)
-    )
+    def with_window(tokens: int) -> LanguageModel:
+        info = dataclasses.replace(tiny_lm.info, context_window=tokens)
+        return LanguageModel(tiny_lm.model, tiny_lm.tokenizer, info)
+
     spec = make_spec(arms=ARMS[:3])
-    with pytest.raises(
-        PromptTooLong, match=f"under arm 'repeat' has a prompt of {longest} tokens and .* is 2 over"
-    ):
-        run(spec, options, small, recall)
+    trials = prepare(spec, tiny_lm, recall).values()
+    longest = max(len(t.request.token_ids) + max(5, len(t.draft)) for t in trials)
+    message = r"under arm 'repeat' has a prompt of \d+ tokens and 5 for its answer, which is 2 over"
+    with pytest.raises(PromptTooLong, match=message):
+        run(spec, options, with_window(longest - 2), recall)
     manifest = load_manifest(run_directory(spec, options) / "manifest.json")
     assert (manifest.status, manifest.n_trials) == ("failed", 0)
     assert "2 over the context window" in str(manifest.error)
     assert read_trials(run_directory(spec, options)) == []
-    fits = dataclasses.replace(tiny_lm.info, context_window=longest + 5)
-    trials = run(spec, options, LanguageModel(tiny_lm.model, tiny_lm.tokenizer, fits), recall)
-    assert len(trials) == 18
+    assert len(run(spec, options, with_window(longest), recall)) == 18
 
 
 def test_a_failure_is_told_by_the_manifest_and_retried(

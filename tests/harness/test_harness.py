@@ -1,6 +1,6 @@
-"""`Harness`: answers, receipts, streams and explanations on a tiny model; the README's lines on a real one."""
+"""`Harness` on a tiny model: answers, receipts, streams, explanations; the README's lines on a real one."""
 
-import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +29,15 @@ def test_the_public_names_are_these():
         "Steering",
         "SteeringMethod",
     ]
+
+
+def test_the_rooms_readme_tells_the_defaults():
+    readme = (Path(__file__).resolve().parents[2] / "harness" / "README.md").read_text(encoding="utf-8")
+    default = Steering()
+    assert f"- `{default.method}`, the default:" in readme
+    assert f"(`share`, {default.share})" in readme
+    assert f"`max_total_share` ({default.max_total_share})" in readme
+    assert (default.depth, default.query_scope, default.phase) == ((0.5, 1.0), "question", "prefill")
 
 
 def test_the_plan_has_a_block_for_each_memory_and_a_neutral_one_asks_for_nothing(harness: Harness):
@@ -100,7 +109,8 @@ def test_the_same_seed_gives_the_same_answer(harness: Harness):
     sampling = Sampling(max_new_tokens=8, temperature=1.5, seed=3)
     texts = {harness.ask(QUESTION, [FERRY], sampling=sampling).text for _ in range(2)}
     assert len(texts) == 1
-    assert harness.ask(QUESTION, [FERRY], sampling=dataclasses.replace(sampling, seed=4)).text not in texts
+    other = sampling.model_copy(update={"seed": 4})
+    assert harness.ask(QUESTION, [FERRY], sampling=other).text not in texts
 
 
 def test_explain_gives_each_memory_its_influence(harness: Harness):

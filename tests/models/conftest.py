@@ -18,23 +18,21 @@ from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, St
 from salience_models.language_model import LanguageModel, Request
 from salience_models.loader import load_model
 
-TinyModel = Callable[..., PreTrainedModel]
+TinyModel = Callable[..., Any]
 ByLayer = dict[int, tuple[float, ...]]
 
 
 @pytest.fixture(scope="session")
 def stock_model(tiny_model: TinyModel) -> TinyModel:
-    """`stock_model(name, dtype, compute=None)`: the tiny model with transformers' own eager attention.
+    """`stock_model(name, dtype, exact=False)`: the tiny model with transformers' own eager attention.
 
-    With `compute` its parameters, rounded to `dtype`, are computed with in that precision.
+    `exact` computes in float32 with the parameters that `dtype` has rounded.
     """
 
     @cache
-    def build(
-        name: str, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
-    ) -> PreTrainedModel:
+    def build(name: str, dtype: torch.dtype = torch.float32, exact: bool = False) -> PreTrainedModel:
         model = twin(tiny_model(name, dtype), "eager")
-        return model if compute is None else copy.deepcopy(model).to(compute)
+        return copy.deepcopy(model).float() if exact else model
 
     return build
 

@@ -14,7 +14,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 from salience_models import attention
 from salience_models.architecture import attention_modules
 from salience_models.attention import AttentionCall, plain_attention, steered_by
-from salience_models.bias_plan import BiasPlan, BlockSpan, SteeringMethod
+from salience_models.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
 from salience_models.errors import (
     BiasNotApplied,
     InvalidPlan,
@@ -221,7 +221,7 @@ def test_rows_without_a_key_give_zeros(method: SteeringMethod, impl: str) -> Non
     """Five columns of padding before the second request: its first five rows see nothing."""
     torch.manual_seed(0)
     span = BlockSpan(name="a", start=1, end=3, bias_nats=50.0, share=0.3)
-    plan = BiasPlan(spans=(span,), method=method, query_scope="all")
+    plan = BiasPlan(spans=(span,), method=method, query_scope=QueryScope.ALL)
     run = SteeringRun(
         [RequestSteering(plan, 12), RequestSteering(plan, 7)],
         [0, 5],
@@ -348,7 +348,7 @@ def test_sinks_and_softcaps_are_honoured(
 def test_sink_is_part_of_the_rest_of_the_mass(gpt_oss: PreTrainedModel, draw_tokens: Factory) -> None:
     lm, tokens = LanguageModel(copy.deepcopy(gpt_oss)), draw_tokens(32)
     spans = (BlockSpan(name="a", start=18, end=22, share=0.3),)
-    plan = BiasPlan(spans=spans, method="target_share", only_raise=False, question_start=25)
+    plan = BiasPlan(spans=spans, method=SteeringMethod.TARGET_SHARE, only_raise=False, question_start=25)
     question = lm.receipt(lm.prefill([Request(tokens, plan)], with_mass=True), 0).question
     assert question is not None
     np.testing.assert_allclose(question.achieved.sum(-1), 1.0, atol=1e-5)

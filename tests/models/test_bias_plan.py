@@ -115,13 +115,15 @@ def test_plan_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("scope", "expected"),
     [
-        ("all", [(True, True)] * 12),
-        ("after_block", [(False, False)] * 5 + [(True, False)] * 4 + [(True, True)] * 3),
-        ("question", [(False, False)] * 10 + [(True, True)] * 2),
-        ("last", [(False, False)] * 11 + [(True, True)]),
+        (QueryScope.ALL, [(True, True)] * 12),
+        (QueryScope.AFTER_BLOCK, [(False, False)] * 5 + [(True, False)] * 4 + [(True, True)] * 3),
+        (QueryScope.QUESTION, [(False, False)] * 10 + [(True, True)] * 2),
+        (QueryScope.LAST, [(False, False)] * 11 + [(True, True)]),
     ],
 )
-def test_scope_says_which_prompt_rows_steer_which_span(scope: str, expected: list[tuple[bool, bool]]) -> None:
+def test_scope_says_which_prompt_rows_steer_which_span(
+    scope: QueryScope, expected: list[tuple[bool, bool]]
+) -> None:
     both = BiasPlan(spans=(A, B), query_scope=scope, question_start=10)
     assert [both.active_spans(row, LENGTH) for row in range(LENGTH)] == expected
     assert both.active_spans(LENGTH, LENGTH) == (True, True)
@@ -176,11 +178,13 @@ def test_first_affected_row_is_the_first_that_sees_a_span_it_steers(plan: BiasPl
 
 
 def test_share_control_needs_its_question_rows_in_one_pass_with_what_it_steers() -> None:
-    early = BiasPlan(spans=(A,), method="share_control", query_scope="all", question_start=10)
+    early = BiasPlan(
+        spans=(A,), method=SteeringMethod.SHARE_CONTROL, query_scope=QueryScope.ALL, question_start=10
+    )
     assert early.one_pass_start(LENGTH) == 2
     late = early.model_copy(update={"query_scope": QueryScope.LAST})
     assert late.one_pass_start(LENGTH) == 10
-    assert BiasPlan(spans=(A,), query_scope="all").one_pass_start(LENGTH) == LENGTH
+    assert BiasPlan(spans=(A,), query_scope=QueryScope.ALL).one_pass_start(LENGTH) == LENGTH
 
 
 def test_names_and_neutral_spans_do_not_hinder_agreement() -> None:
@@ -190,12 +194,12 @@ def test_names_and_neutral_spans_do_not_hinder_agreement() -> None:
 
 
 def test_last_row_moves_with_the_prompts_length() -> None:
-    last = BiasPlan(spans=(A,), query_scope="last")
+    last = BiasPlan(spans=(A,), query_scope=QueryScope.LAST)
     assert last.agreement(last, LENGTH, LENGTH) == LENGTH
     assert last.agreement(last, LENGTH, 9) == 8
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), ours=plans(), other_length=st.integers(LENGTH - 3, LENGTH))
 def test_agreement_never_passes_the_first_row_that_differs(
     data: st.DataObject, ours: BiasPlan, other_length: int, language_model: Factory, draw_tokens: Factory

@@ -1,4 +1,7 @@
-"""The bundled models with steered blocks, against stock eager attention with dense masks; differences are printed."""
+"""The bundled models with steered blocks, against stock eager attention with dense masks.
+
+The differences are printed.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from salience_models.bias_plan import BiasPlan, BlockSpan
+from salience_models.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
 from salience_models.generation import generate
 from salience_models.language_model import LanguageModel, Request
 from salience_models.prompt import TextSpan, encode_text
@@ -63,7 +66,7 @@ def dense_mask(request: Request, n: int, window: int | None = None) -> Tensor:
 def largest_differences(
     stock: PreTrainedModel, lm: LanguageModel, request: Request, masks: Any
 ) -> tuple[float, float]:
-    """Of the logits after prompt and answer, between ours and stock's, and between stock's with and without bias."""
+    """Of the logits after prompt and answer: ours from stock's, and stock's with a bias from without."""
     answer = request.token_ids[5:11]  # any tokens
     n = len(request.token_ids) + len(answer)
     ids = torch.tensor([[*request.token_ids, *answer]])
@@ -108,7 +111,12 @@ def test_share_control_on_smollm2_reaches_its_share_in_the_upper_half(smollm2: T
     spans = tuple(
         s.model_copy(update={"share": 0.2 if s.name == "fact 2" else 0.0}) for s in request.plan.spans
     )
-    plan = BiasPlan(spans=spans, method="share_control", layers=tuple(range(15, 30)), query_scope="question")
+    plan = BiasPlan(
+        spans=spans,
+        method=SteeringMethod.SHARE_CONTROL,
+        layers=tuple(range(15, 30)),
+        query_scope=QueryScope.QUESTION,
+    )
     receipt = lm.receipt(lm.prefill([Request(request.token_ids, plan)], with_mass=True), 0)
     assert receipt.question is not None
     below = receipt.question.unbiased[15:, :, 3].mean(1) < 0.2

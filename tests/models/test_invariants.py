@@ -45,20 +45,21 @@ def check_request(
         if dtype == torch.float32:
             assert_close(logits, stock)
         else:
-            exact = dense_logits(stock_model(name, dtype, torch.float32), *case)[length - 1 :]
+            exact = dense_logits(stock_model(name, dtype, exact=True), *case)[length - 1 :]
             assert_as_close_as_stock(logits, stock, exact)
 
     return check
 
 
 def mixed_requests(draw_tokens: Factory, plan_of: Factory) -> list[Request]:
-    """Five prompts of different lengths: one for each method, and one token without a plan."""
+    """Six prompts of different lengths: one for each method, one that needs one pass, one without a plan."""
     scopes = (QueryScope.ALL, QueryScope.AFTER_BLOCK, QueryScope.LAST, QueryScope.QUESTION)
     requests = [
         Request(draw_tokens(length, seed=length), plan_of(method, query_scope=scope))
         for length, method, scope in zip((32, 45, 28, 40), SteeringMethod, scopes, strict=True)
     ]
-    return [*requests, Request(draw_tokens(1))]
+    early = plan_of(SteeringMethod.SHARE_CONTROL, query_scope=QueryScope.ALL)
+    return [*requests, Request(draw_tokens(35), early), Request(draw_tokens(1))]
 
 
 @DTYPES
@@ -188,7 +189,7 @@ def test_one_bias_on_all_keys_changes_nothing(
     logits = step_logits(language_model(tiny_name, dtype), [Request(tokens, everything)])[0]
     with torch.inference_mode():
         stock = stock_model(tiny_name, dtype)(torch.tensor([tokens])).logits[0, -1:]
-        exact = stock_model(tiny_name, dtype, torch.float32)(torch.tensor([tokens])).logits[0, -1:]
+        exact = stock_model(tiny_name, dtype, exact=True)(torch.tensor([tokens])).logits[0, -1:]
     if dtype == torch.float32:
         assert_close(logits, stock)
     else:
@@ -301,9 +302,9 @@ def test_chunked_prefill_equals_one_shot_in_other_caches(
     assert_close(chunked, step_logits(lm, requests, ANSWER))
 
 
-@pytest.mark.parametrize("method", ["logit_bias", "target_share"])
+@pytest.mark.parametrize("method", [SteeringMethod.LOGIT_BIAS, SteeringMethod.TARGET_SHARE])
 def test_rows_before_a_block_never_see_its_bias(
-    tiny_name: str, method: str, language_model: Factory, draw_tokens: Factory
+    tiny_name: str, method: SteeringMethod, language_model: Factory, draw_tokens: Factory
 ) -> None:
     lm, tokens = language_model(tiny_name), draw_tokens(32)
     heavy = BlockSpan(name="a", start=20, end=24, bias_nats=50.0, share=0.9)
@@ -319,7 +320,7 @@ def test_a_window_hides_a_block_whatever_its_bias(
 ) -> None:
     lm, tokens = language_model("mistral"), draw_tokens(32)
     heavy = BlockSpan(name="a", start=5, end=14, bias_nats=50.0)
-    plan = BiasPlan(spans=(heavy,), query_scope="question", question_start=29)
+    plan = BiasPlan(spans=(heavy,), query_scope=QueryScope.QUESTION, question_start=29)
     state = lm.prefill([Request(tokens, plan)], with_mass=True)
     torch.testing.assert_close(state.logits, step_logits(lm, [Request(tokens)])[:, 0], rtol=0, atol=1e-5)
     assert lm.receipt(state, 0).shares() == {"a": 0.0}
@@ -365,7 +366,7 @@ def question_table(lm: LanguageModel, request: Request) -> Any:
     return lm.receipt(lm.prefill([request], with_mass=True), 0).question
 
 
-def one_block(method: str, share: float, **changes: Any) -> BiasPlan:
+def one_block(method: SteeringMethod, share: float, **changes: Any) -> BiasPlan:
     """A block that a window of 16 shows whole to every question row of a prompt of 32."""
     return BiasPlan(
         spans=(BlockSpan(name="a", start=16, end=22, bias_nats=1.0, share=share),),
@@ -379,9 +380,9 @@ def test_target_share_is_reached_in_every_layer_and_head(
     tiny_name: str, language_model: Factory, draw_tokens: Factory
 ) -> None:
     lm, tokens = language_model(tiny_name), draw_tokens(32)
-    exact = question_table(lm, Request(tokens, one_block("target_share", 0.3, only_raise=False)))
+    exact = question_table(lm, Request(tokens, one_block(SteeringMethod.TARGET_SHARE, 0.3, only_raise=False)))
     np.testing.assert_allclose(exact.achieved[..., 1], 0.3, atol=1e-5)
-    raised = question_table(lm, Request(tokens, one_block("target_share", 0.3)))
+    raised = question_table(lm, Request(tokens, one_block(SteeringMethod.TARGET_SHARE, 0.3)))
     assert (raised.achieved[..., 1] >= 0.3 - 1e-5).all()
     assert (raised.achieved[..., 1] >= raised.unbiased[..., 1] - 1e-5).all()
 
@@ -392,7 +393,9 @@ def test_published_share_rule_falls_short(
     """From mass p, ln(t / p) reaches t / (t + 1 - p); a block of one token starts low."""
     lm, tokens = language_model(tiny_name), draw_tokens(32)
     spans = (BlockSpan(name="a", start=18, end=19, share=0.5),)
-    plan = BiasPlan(spans=spans, method="target_share_paper", question_start=31, only_raise=False)
+    plan = BiasPlan(
+        spans=spans, method=SteeringMethod.TARGET_SHARE_PAPER, question_start=31, only_raise=False
+    )
     table = question_table(lm, Request(tokens, plan))
     assert (table.achieved[..., 1] < 0.5).all()
     reached = 0.5 / (0.5 + 1 - table.unbiased[..., 1])
@@ -403,7 +406,7 @@ def test_share_control_reaches_the_head_mean_in_every_layer(
     tiny_name: str, language_model: Factory, draw_tokens: Factory
 ) -> None:
     lm, tokens = language_model(tiny_name), draw_tokens(32)
-    state = lm.prefill([Request(tokens, one_block("share_control", 0.6))], with_mass=True)
+    state = lm.prefill([Request(tokens, one_block(SteeringMethod.SHARE_CONTROL, 0.6))], with_mass=True)
     receipt = lm.receipt(state, 0)
     assert receipt.question is not None
     means = receipt.question.achieved[..., 1].mean(axis=1)
@@ -417,7 +420,7 @@ def test_share_control_solves_on_the_steered_heads(
     tiny_name: str, language_model: Factory, draw_tokens: Factory
 ) -> None:
     lm, tokens = language_model(tiny_name), draw_tokens(32)
-    plan = one_block("share_control", 0.6, heads=((0, 1), (0, 3)))
+    plan = one_block(SteeringMethod.SHARE_CONTROL, 0.6, heads=((0, 1), (0, 3)))
     table = question_table(lm, Request(tokens, plan))
     np.testing.assert_allclose(table.achieved[0, [1, 3], 1].mean(), 0.6, atol=1e-4)
     np.testing.assert_allclose(table.achieved[0, [0, 2]], table.unbiased[0, [0, 2]], atol=1e-6)
@@ -428,7 +431,7 @@ def test_share_control_names_blocks_out_of_reach(language_model: Factory, draw_t
         BlockSpan(name="far", start=2, end=8, share=0.2),
         BlockSpan(name="near", start=18, end=22, share=0.2),
     )
-    plan = BiasPlan(spans=spans, method="share_control", question_start=25)
+    plan = BiasPlan(spans=spans, method=SteeringMethod.SHARE_CONTROL, question_start=25)
     lm = language_model("gemma3")
     receipt = lm.receipt(lm.prefill([Request(draw_tokens(32), plan)]), 0)
     assert receipt.unreached == ((0, "far"), (1, "far"), (2, "far"))  # layer 3 has no window

@@ -24,7 +24,7 @@ def stock_mass(stock: PreTrainedModel, tokens: tuple[int, ...], plan: BiasPlan, 
     masses = []
     for weights in layers:
         blocks = [weights[0, :, rows, s.start : s.end].sum(-1).mean(-1) for s in plan.spans]
-        masses.append(torch.stack([1 - sum(blocks), *blocks], dim=-1))
+        masses.append(torch.stack([1 - torch.stack(blocks).sum(0), *blocks], dim=-1))
     return torch.stack(masses).numpy()
 
 
@@ -63,7 +63,8 @@ def test_unbiased_mass_of_the_first_layer_is_that_of_stock_attention(
     plan_of: Factory,
 ) -> None:
     """Its inputs are the unsteered model's, so that its counterfactual is the unsteered model's mass."""
-    tokens, plan = draw_tokens(32), plan_of(method)
+    spans = (BlockSpan(name="b", start=16, end=22, bias_nats=1.5, share=0.6),)
+    tokens, plan = draw_tokens(32), plan_of(method, spans=spans)
     question = receipt_of(language_model(tiny_name), Request(tokens, plan)).question
     assert question is not None
     expected = stock_mass(stock_model(tiny_name), tokens, plan, slice(25, 32))
@@ -96,7 +97,7 @@ def test_answer_mass_is_the_same_decoded_or_scored(
     method: SteeringMethod, language_model: Factory, draw_tokens: Factory, plan_of: Factory
 ) -> None:
     """Seventy answer rows beside three in one batch: all of the real ones count, the padding does not."""
-    lm = language_model("gemma3")
+    lm = language_model("mistral")
     requests = [Request(draw_tokens(32), plan_of(method)), Request(draw_tokens(40, seed=1), plan_of())]
     answers = [draw_tokens(71, seed=2), draw_tokens(4, seed=3)]
     scored = [s.receipt.answer for s in score(lm, requests, answers, with_mass=True)]
@@ -151,6 +152,16 @@ def test_receipt_names_what_ran(language_model: Factory, draw_tokens: Factory, p
     mixed = receipt_of(lm, Request(tokens, plan_of("target_share", layers=(1,))), impl="chunked")
     assert mixed.impls == ("chunked", "target_share:chunked")
     assert set(receipt_of(lm, Request(tokens, plan_of())).impls) <= {"native", "chunked", "segmented"}
+
+
+def test_receipt_names_nothing_that_ran_for_a_neighbour_only(
+    language_model: Factory, draw_tokens: Factory, plan_of: Factory
+) -> None:
+    lm = language_model("llama")
+    requests = [Request(draw_tokens(32), plan_of()), Request(draw_tokens(40), plan_of("target_share"))]
+    state = lm.prefill(requests, impl="chunked")
+    assert lm.receipt(state, 0).impls == ("chunked",)
+    assert "target_share:chunked" in lm.receipt(state, 1).impls
 
 
 def test_named_implementation_runs_or_raises(

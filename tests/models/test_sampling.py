@@ -2,6 +2,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from salience_models.sampling import Sampling, StopScanner, TextDecoder, TokenSa
 LOGITS = torch.tensor([0.25, 0.5, 0.1, 0.15]).log()
 
 
-def drawn(logits: torch.Tensor, n: int = 1500, **settings: object) -> list[float]:
+def drawn(logits: torch.Tensor, n: int = 1500, **settings: Any) -> list[float]:
     """How often each token is drawn."""
     sampler = TokenSampler(Sampling(**{"temperature": 1.0, "seed": 0} | settings))
     counts = Counter(sampler.pick(logits)[0] for _ in range(n))
@@ -53,7 +54,7 @@ def test_logprob_is_of_the_unfiltered_distribution() -> None:
         ({"top_k": 3, "min_p": 0.4}, [1 / 3, 2 / 3, 0, 0]),
     ],
 )
-def test_filters_keep_the_tokens_they_should(settings: dict[str, float], expected: Sequence[float]) -> None:
+def test_filters_keep_the_tokens_they_should(settings: dict[str, Any], expected: Sequence[float]) -> None:
     """The kept tokens exactly; their rates within four standard deviations of 1,500 draws."""
     rates = drawn(LOGITS, **settings)
     assert [rate > 0 for rate in rates] == [p > 0 for p in expected]
@@ -96,7 +97,7 @@ def test_bf16_logits_are_read_in_float32() -> None:
         ({"beams": 4}, "Extra inputs"),
     ],
 )
-def test_impossible_sampling_is_refused(settings: dict[str, object], message: str) -> None:
+def test_impossible_sampling_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Sampling(**settings)
 

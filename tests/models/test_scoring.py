@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,9 +63,10 @@ def test_score_is_that_of_decoding_token_by_token(
     (plain,) = score(lm, [request], [continuation])
     assert plain.logprobs == pytest.approx(expected, abs=1e-4)
     prefix = lm.prefill([Request(request.token_ids)]).rows()[0]
-    for options in ({"prefix": prefix}, {"chunk_tokens": 9}):
-        (other,) = score(lm, [request], [continuation], **options)
-        assert other.logprobs == pytest.approx(expected, abs=1e-4)
+    (reused,) = score(lm, [request], [continuation], prefix=prefix)
+    assert reused.logprobs == pytest.approx(expected, abs=1e-4)
+    (chunked,) = score(lm, [request], [continuation], chunk_tokens=9)
+    assert chunked.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 def greedy(lm: LanguageModel, request: Request, n: int) -> tuple[int, ...]:
@@ -152,7 +154,7 @@ def test_continuation_must_fit_the_window(language_model: Factory) -> None:
         answer_with_draft(lm, [Request((5,) * 2040)], [(6,) * 9], max_new_tokens=2)
 
 
-@pytest.mark.parametrize("function", [score, lambda *args: answer_with_draft(*args, 3)])
+@pytest.mark.parametrize("function", [score, partial(answer_with_draft, max_new_tokens=3)])
 def test_each_request_needs_a_continuation(function: Factory, language_model: Factory) -> None:
     lm, request = language_model("llama"), Request((5, 6), BiasPlan())
     with pytest.raises(ValueError, match=r"one per request \(2\), got 1"):

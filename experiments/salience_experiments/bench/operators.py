@@ -119,9 +119,9 @@ def prefill_contenders(x: Inputs) -> list[Contender]:
     """Operators over a whole prompt, each against plain causal attention."""
     shared, per_head, mask = x.key_bias, x.head_bias, _dense_mask(x)
     found = [
-        _ours(x, "native", shared, impl="native"),
-        _ours(x, "native, bias per head", per_head, impl="native"),
-        _ours(x, f"native, mass of last rows, {N_BLOCKS} blocks", shared, mass="last", impl="native"),
+        _ours(x, "native", shared),
+        _ours(x, "native, bias per head", per_head),
+        _ours(x, f"native, mass of last rows, {N_BLOCKS} blocks", shared, mass="last"),
         _ours(x, "chunked", shared, impl="chunked"),
         _ours(x, "segmented, 3 segments", stepped_bias(x.n_keys, 3), impl="segmented"),
         _ours(x, "segmented, 9 segments", stepped_bias(x.n_keys, 9), impl="segmented"),
@@ -147,7 +147,9 @@ def decode_contenders(x: Inputs) -> list[Contender]:
     ]
 
 
-def _ours(x: Inputs, name: str, key_bias: Tensor | None, mass: str = "none", impl: str = "auto") -> Contender:
+def _ours(
+    x: Inputs, name: str, key_bias: Tensor | None, mass: str = "none", impl: str = "native"
+) -> Contender:
     def attend(inputs: Inputs, first: int, end: int, mass: str, impl: str) -> Tensor:
         return key_bias_attention(
             inputs.query[:, :, first:end],

@@ -1,0 +1,235 @@
+"""The `salience` command: `chat`, `explain`, `models`, `doctor`, exit codes and Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from salience import Harness, Sampling, Steering, SteeringMethod
+from salience.cli import doctor, main, options
+from salience.cli.options import read_memories, steering_from
+from salience_kernels import KeyBiasImpl
+from salience_models import LanguageModel
+
+ROOMS = [
+    str(Path(__file__).resolve().parents[2] / room)
+    for room in ("harness", "models", "memory", "kernels", "experiments")
+]
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Path) -> list[str]:
+    return ["--model", str(tiny_checkpoint), "--device", "cpu"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must succeed without a word on stderr; returns what it printed."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_chat_answers_and_shows_where_attention_went(
+    capsys: pytest.CaptureFixture[str], model: list[str], tiny_lm: LanguageModel
+):
+    memories = ["--memory", "The ferry leaves at seven.", "--memory", "The museum opens at ten.::0.5"]
+    steering = ["--method", "share_control", "--strength", "0.25"]
+    question = "When does the ferry leave?"
+    out = run(capsys, "chat", question, *memories, *model, *steering, "--max-new-tokens", "6")
+    harness = Harness(tiny_lm, steering_from(SteeringMethod.SHARE_CONTROL, 0.25))
+    declared = read_memories(["The ferry leaves at seven.", "The museum opens at ten.::0.5"], None)
+    answer = harness.ask(question, declared, sampling=Sampling(max_new_tokens=6))
+    assert answer.text in out
+    shares = re.findall(r"([\d.]+)% of attention \(unbiased ([\d.]+)%\)", out)
+    assert [float(achieved) for achieved, _ in shares] == [
+        pytest.approx(100 * share, abs=0.06) for share in answer.receipt.shares().values()
+    ]
+    assert answer.receipt.shares()[declared[0].memory_id] == pytest.approx(0.25, abs=0.01)
+    assert f"share_control, {len(answer.receipt.layers)} layers, {', '.join(answer.receipt.impls)}" in out
+
+
+def test_chat_talks_until_an_empty_line(
+    capsys: pytest.CaptureFixture[str], model: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    lines = iter(["first?", "second?", " "])
+    monkeypatch.setattr(Console, "input", lambda self, prompt: next(lines))
+    out = run(capsys, "chat", *model, "--max-new-tokens", "3")
+    assert out.count("none, 0 layers") == 2
+
+
+def test_chat_leaves_at_the_end_of_input(
+    capsys: pytest.CaptureFixture[str], model: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Console, "input", _end_of_input)
+    assert "Ctrl-D leaves" in run(capsys, "chat", *model)
+
+
+def _end_of_input(console: Console, prompt: str) -> str:
+    raise EOFError
+
+
+def test_chat_reads_memories_from_a_file(
+    capsys: pytest.CaptureFixture[str], model: list[str], tmp_path: Path
+):
+    file = tmp_path / "memories.json"
+    file.write_text(json.dumps([{"content": "A fact.", "semantic_weight": 0.8, "tags": ["a"]}]))
+    out = run(capsys, "chat", "What?", "--memories", str(file), *model, "--max-new-tokens", "2")
+    assert "A fact." in out
+
+
+def test_explain_shows_prompt_shares_and_influence(capsys: pytest.CaptureFixture[str], model: list[str]):
+    memories = ["--memory", "A fact.", "--memory", "Another fact.::0.6"]
+    steering = ["--method", "share_control", "--strength", "0.25"]
+    out = run(capsys, "explain", "What?", *memories, *model, *steering, "--max-new-tokens", "3")
+    assert "- A fact.\n- Another fact.\n" in out
+    assert out.count("nats/token") == 2
+    assert "share 0.25" in out
+    assert "Achieved share by" in out
+    assert re.search(r"share_control on layers [\d–]+; ran \w", out)
+
+
+def test_the_last_of_two_like_memories_is_coloured_in_its_own_place(
+    capsys: pytest.CaptureFixture[str], model: list[str]
+):
+    out = run(capsys, "explain", "What fact?", "--memory", "fact fact", "--memory", "fact", *model)
+    assert "- fact fact\n- fact\n" in out
+
+
+def test_models_list_names_the_bundled_ones(capsys: pytest.CaptureFixture[str]):
+    out = run(capsys, "models", "list")
+    for name in ("smollm2-135m-instruct", "gemma-3-270m", "all-minilm-l6-v2"):
+        assert name in out
+
+
+def test_a_memory_may_carry_its_weight():
+    plain, weighted, code = read_memories(["A fact.", "B::0.7", "std::vector::0.6"], None)
+    assert (plain.semantic_weight, plain.content) == (0.9, "A fact.")
+    assert (weighted.semantic_weight, weighted.content) == (0.7, "B")
+    assert code.content == "std::vector"
+
+
+def test_strength_goes_to_what_the_method_takes():
+    assert steering_from(None, None) == Steering()
+    assert steering_from(SteeringMethod.LOGIT_BIAS, 2.0) == Steering(
+        method=SteeringMethod.LOGIT_BIAS, strength=2.0
+    )
+    assert steering_from(SteeringMethod.TARGET_SHARE, 0.3) == Steering(
+        method=SteeringMethod.TARGET_SHARE, share=0.3
+    )
+
+
+def test_no_command_shows_help_and_wrong_usage_says_so(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    assert "Usage: salience" in capsys.readouterr().out
+    for arguments, message in (
+        (["cht"], "No such command 'cht'"),
+        (["chat", "--strength", "much"], "Invalid value for '--strength'"),
+        (["chat", "--method", "magic"], "Invalid value for '--method'"),
+        (["explain"], "Missing argument"),
+        (["chat", "--nope"], "No such option"),
+    ):
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert "Traceback" not in err
+    assert main(["--help"]) == 0
+    assert main(["chat", "--help"]) == 0
+
+
+def test_ctrl_c_while_answering_ends_with_130(
+    capsys: pytest.CaptureFixture[str], model: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def stream(*arguments: object, **keywords: object):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(Harness, "stream", stream)
+    assert main(["chat", "What?", *model]) == 130
+    assert capsys.readouterr().err.strip() == "stopped by Ctrl-C"
+
+
+def test_ctrl_c_at_the_prompt_ends_with_130(model: list[str]):
+    code = (
+        f"import signal, sys; sys.path[:0] = {ROOMS!r}\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from salience.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "chat", *model],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    shown = b""
+    while not shown.endswith(b"> "):
+        byte = process.stdout.read(1)
+        assert byte, (shown, process.communicate())
+        shown += byte
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"stopped by Ctrl-C")
+
+
+def test_doctor_tells_device_versions_and_implementations(capsys: pytest.CaptureFixture[str]):
+    out = run(capsys, "doctor")
+    assert "device" in out
+    assert metadata.version("torch") in out
+    assert metadata.version("transformers") in out
+    for impl in KeyBiasImpl:
+        assert re.search(rf"\b{impl.value}\b", out)
+    assert "chooses " in out
+
+
+def test_doctor_refuses_both_faiss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    version = metadata.version
+
+    def with_both(name: str) -> str:
+        return "1.14" if name.startswith("faiss-") else version(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", with_both)
+    assert main(["doctor"]) == 1
+    assert "faiss-cpu and faiss-gpu are both installed" in capsys.readouterr().err
+
+
+def test_doctor_says_what_recall_lacks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    version = metadata.version
+
+    def without_faiss(name: str) -> str:
+        if name.startswith("faiss-"):
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", without_faiss)
+    assert "recall needs FAISS" in run(capsys, "doctor")
+
+
+def test_settings_reach_the_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    seen = {}
+    monkeypatch.setenv("SALIENCE_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        "salience.harness.LanguageModel.load", lambda source, **keywords: seen.update(keywords, source=source)
+    )
+    options.load_harness(Console(), "some/model", "cpu", "float32", Steering())
+    assert (seen["source"], seen["cache_dir"], seen["dtype"]) == ("some/model", tmp_path, "float32")
+
+
+def test_input_that_ends_too_early_is_no_ctrl_c(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def load(*arguments: object, **keywords: object) -> Harness:
+        raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+
+    monkeypatch.setattr(Harness, "load", load)
+    assert main(["chat", "What?"]) == 1
+    assert capsys.readouterr().err.strip() == "error: input ended too early"
