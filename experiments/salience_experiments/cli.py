@@ -93,20 +93,21 @@ def run(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(loaded.name, total=None)
+        bar = progress.add_task(loaded.name, total=None, visible=False)
         run_dir = run_spec(
             loaded,
             options,
             load,
             _recall(settings.cache_dir),
-            on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            on_progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True),
         )
     console.print(f"{run_dir}\nnext: salience report {run_dir}", markup=False, soft_wrap=True)
 
 
 def default_results(spec: Path) -> Path:
-    """`results` beside the folder that holds the spec."""
-    return spec.resolve().parent.parent / "results"
+    """`results` beside the folder `ablations` that holds the spec; for other specs, in the working directory."""
+    folder = spec.resolve().parent
+    return folder.parent / "results" if folder.name == "ablations" else Path("results")
 
 
 def _recall(cache_dir: Path | None) -> TextRecall:
@@ -131,18 +132,20 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; needed for several runs.")
     ] = None,
+    results: ResultsOption = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of a spec's run; default: as for `run`.")] = None,
 ) -> None:
     """Regenerate tables and figures from result files alone: Markdown, PNG, SVG and one HTML page."""
     console = Console(highlight=False)
-    folders = [_run_folder(path) for path in runs]
+    folders = [_run_folder(path, results, run_id) for path in runs]
     for path in build_report(folders, out):
         console.print(str(path), markup=False, soft_wrap=True)
 
 
-def _run_folder(path: Path) -> Path:
+def _run_folder(path: Path, results: Path | None, run_id: str | None) -> Path:
     if path.suffix not in (".yaml", ".yml"):
         return path
-    return run_directory(load_spec(path), RunOptions(default_results(path)))
+    return run_directory(load_spec(path), RunOptions(results or default_results(path), run_id=run_id))
 
 
 def power(
@@ -179,7 +182,9 @@ def parity(data: DataOption = None) -> None:
     wrong = mismatches(cells)
     if wrong:
         raise ParityError(f"{len(wrong)} of {len(cells)} cells differ from the published ones")
-    console.print(f"all {len(cells)} cells as published")
+    n_published = sum(cell.is_match is not None for cell in cells)
+    unknown = len(cells) - n_published
+    console.print(f"all {n_published} cells with a published figure match it; for {unknown} none is known")
 
 
 def _parity_row(cell: ParityCell) -> tuple[str, ...]:

@@ -53,7 +53,11 @@ def find_data_file(source: str, data_dir: Path | None, *, allow_changed: bool = 
     """
     if source in KNOWN_FILES:
         if data_dir is None:
-            raise DataFileMissing(f"{source} lies in the data folder, and none is given: set SALIENCE_DATA")
+            known = KNOWN_FILES[source]
+            raise DataFileMissing(
+                f"{source} lies in the data folder, and none is given: obtain it from {known.url} "
+                f"({known.licence}), and name the folder with --data or SALIENCE_DATA"
+            )
         return data_file(source, data_dir, allow_changed=allow_changed)
     path = (data_dir or Path()) / source
     if not path.is_file():

@@ -31,7 +31,8 @@ class Manifest(BaseModel):
 
     `started` and `finished` are ISO 8601 UTC texts that the caller passes in; `shards` is how many parts
     the run was split into (1 if not split) and `shard` which of them this is, counted from 1. `n_trials`
-    counts the trials logged so far, `n_expected` those the spec asks for.
+    counts the trials logged so far, `n_expected` those asked for: the spec's, or those of its first `limit`
+    items; `limit` is None where it cut nothing off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -55,6 +56,7 @@ class Manifest(BaseModel):
     shard: int | None = Field(default=None, ge=1)
     n_trials: int = Field(default=0, ge=0)
     n_expected: int | None = Field(default=None, ge=0)
+    limit: int | None = Field(default=None, ge=1)
     error: str | None = None
 
 
@@ -190,6 +192,7 @@ def _join(run_dir: Path, manifests: Sequence[Manifest], trials: Sequence[Trial],
             "shard": None,
             "n_trials": len(trials),
             "n_expected": n_expected,
+            "limit": min((m.limit for m in manifests if m.limit is not None), default=None),
             "error": "; ".join(m.error for m in manifests if m.error) or None,
         }
     )

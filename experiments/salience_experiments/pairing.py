@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
 from salience_experiments.errors import TrialsError, UnequalSets
+from salience_experiments.prompt_edits import PromptEdit
+from salience_experiments.spec import ArmSpec
 from salience_experiments.statistics import Floats
+from salience_experiments.tasks import POSITIONS
 from salience_experiments.trials import Trial
 
 Measure = Literal["metric", "gold_logprob"]
 DEFAULT_BASELINE = "none"
-U_POSITIONS = ("first", "middle", "last")
+ALL = "all"
 _MAX_NAMED = 5
 
 
@@ -42,10 +45,10 @@ class PairedSet:
         return self.arm_values.ravel(), self.baseline_values.ravel(), clusters
 
     @property
-    def is_unit_scale(self) -> bool:
-        """Whether every value lies in [0, 1], as accuracies and F1 do."""
+    def is_bounded(self) -> bool:
+        """Whether the measure lies in [0, 1], as accuracies and F1 do and log-probabilities do not."""
         values = np.concatenate([self.arm_values, self.baseline_values])
-        return bool(np.all((values >= 0) & (values <= 1)))
+        return self.measure == "metric" and bool(np.all((values >= 0) & (values <= 1)))
 
     def u_values(self) -> tuple[Floats, Floats]:
         """U = mean(first, last) - middle of each item, for the arm and for the baseline, both [item].
@@ -53,9 +56,9 @@ class PairedSet:
         Raises:
             UnequalSets: A position of the three is not there.
         """
-        if missing := [label for label in U_POSITIONS if label not in self.positions]:
-            raise UnequalSets(f"U of {self.arm!r} needs positions {list(U_POSITIONS)}, missing {missing}")
-        first, middle, last = (self.positions.index(label) for label in U_POSITIONS)
+        if missing := [label for label in POSITIONS if label not in self.positions]:
+            raise UnequalSets(f"U of {self.arm!r} needs positions {list(POSITIONS)}, missing {missing}")
+        first, middle, last = (self.positions.index(label) for label in POSITIONS)
         ours, theirs = self.arm_values, self.baseline_values
         return (
             (ours[:, first] + ours[:, last]) / 2 - ours[:, middle],
@@ -63,12 +66,22 @@ class PairedSet:
         )
 
 
-def pair_trials(trials: Iterable[Trial], arm: str, baseline: str, measure: Measure = "metric") -> PairedSet:
+def pair_trials(
+    trials: Iterable[Trial],
+    arm: str,
+    baseline: str,
+    measure: Measure = "metric",
+    *,
+    may_edit: bool = False,
+) -> PairedSet:
     """Pair two arms item by item and position by position.
+
+    Args:
+        may_edit: Whether one of the arms edits prompts by design; without, both must have seen the same.
 
     Raises:
         UnequalSets: An arm is empty, a trial failed or lacks the measure, the arms (or the positions within
-            them) hold different items, or an item's question differs between trials.
+            them) hold different items, or an item's question or prompt differs between trials.
     """
     wanted = [trial for trial in trials if trial.arm in (arm, baseline)]
     cells: dict[str, dict[tuple[str, str], Trial]] = {arm: {}, baseline: {}}
@@ -82,6 +95,12 @@ def pair_trials(trials: Iterable[Trial], arm: str, baseline: str, measure: Measu
     everywhere = {(item, position) for item in items for position in positions}
     _check_same(f"arm {arm!r}", set(cells[arm]), "the grid of its items and positions", everywhere)
     questions = _questions(wanted)
+    changed = [
+        key for key in cells[arm] if cells[arm][key].prompt_sha256 != cells[baseline][key].prompt_sha256
+    ]
+    if changed and not may_edit:
+        some = _name_some(f"{item} at {position}" for item, position in changed)
+        raise UnequalSets(f"arm {arm!r} saw other prompts than arm {baseline!r}, with other data?: {some}")
 
     def values(name: str) -> Floats:
         rows = [[getattr(cells[name][item, position], measure) for position in positions] for item in items]
@@ -96,9 +115,7 @@ def pair_trials(trials: Iterable[Trial], arm: str, baseline: str, measure: Measu
         positions=positions,
         arm_values=values(arm),
         baseline_values=values(baseline),
-        has_same_prompts=all(
-            cells[arm][key].prompt_sha256 == cells[baseline][key].prompt_sha256 for key in cells[arm]
-        ),
+        has_same_prompts=not changed,
     )
 
 
@@ -126,7 +143,7 @@ def select_split(trials: Iterable[Trial], split: str) -> list[Trial]:
 
 def position_order(positions: Iterable[str]) -> tuple[str, ...]:
     """Positions from the prompt's start to its end: first, middle, last; numbers by size; others by name."""
-    known = {label: rank for rank, label in enumerate(U_POSITIONS)}
+    known = {label: rank for rank, label in enumerate(POSITIONS)}
 
     def rank(label: str) -> tuple[int, float, str]:
         if label in known:
@@ -139,10 +156,31 @@ def position_order(positions: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(positions), key=rank))
 
 
-def family_name(label: str) -> str:
-    """The arm's name without the settings of its cell: `logit_bias` of `logit_bias[strength=1.0]`."""
-    match = re.match(r"[\w.:]+", label)
-    return match[0] if match else label
+def scopes_by_table(positions: Sequence[str], *, with_u: bool) -> dict[str, tuple[str, ...]]:
+    """What each table of contrasts tells of: all positions pooled, each position, and U if it can be had.
+
+    Holm's correction covers one table: `statistics.family_size`.
+    """
+    tables = {"pooled": (ALL,), "by_position": tuple(positions)}
+    return tables | ({"u": ("U",)} if with_u and set(POSITIONS) <= set(positions) else {})
+
+
+def arm_names(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The arm (`logit_bias`) behind the label of every cell that the spec's arms and grids make.
+
+    Raises:
+        TrialsError: The arms are not those of a spec.
+    """
+    try:
+        arms = [ArmSpec.model_validate(arm) for arm in spec.get("arms") or ()]
+        return {cell.label: cell.arm for arm in arms for cell in arm.cells()}
+    except ValueError as error:
+        raise TrialsError(f"arms must be those of a spec, got: {error}") from error
+
+
+def edits_prompt(arm: str) -> bool:
+    """Whether an arm of this name may change the prompt: a prompt edit, or one from a user's own module."""
+    return arm in list(PromptEdit) or ":" in arm
 
 
 def baseline_name(spec: Mapping[str, Any]) -> str:
@@ -150,44 +188,24 @@ def baseline_name(spec: Mapping[str, Any]) -> str:
     return str(spec.get("baseline") or DEFAULT_BASELINE)
 
 
-def contrast_pairs(spec: Mapping[str, Any], arms: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """The (arm, baseline) pairs a spec names under `contrasts`; without any, every arm against the baseline.
+def primary_measure(spec: Mapping[str, Any]) -> Measure:
+    """What the spec's `metric` judges arms by."""
+    return "gold_logprob" if spec.get("metric") == "gold_logprob" else "metric"
 
-    With `arms`, the labels of a run's cells, a name stands for the label itself, or else for every cell of
-    that arm (`logit_bias` for all its strengths). Without, the spec's own arm names are used.
+
+def contrast_pairs(spec: Mapping[str, Any], labels: Sequence[str]) -> list[tuple[str, str]]:
+    """The (arm, baseline) pairs a spec names under `contrasts`; without any, all labels against the baseline.
 
     Raises:
-        TrialsError: A name matches no cell, or a baseline matches several.
+        TrialsError: A pair names what is not among `labels`, the arms' cells.
     """
-    labels = list(arms) if arms is not None else arm_names(spec)
     baseline = baseline_name(spec)
-    named = [(str(pair[0]), str(pair[1])) for pair in spec.get("contrasts") or ()]
-    if not named:
-        named = [(label, baseline) for label in labels if label != baseline]
-    if arms is None:
-        return named
-    pairs: list[tuple[str, str]] = []
-    for arm, other in named:
-        others = _resolve(other, labels)
-        if len(others) != 1:
-            raise TrialsError(f"contrast [{arm}, {other}] must name one baseline cell, got {others}")
-        pairs += [(label, others[0]) for label in _resolve(arm, labels) if label != others[0]]
+    named = [(str(arm), str(other)) for arm, other in spec.get("contrasts") or ()]
+    pairs = named or [(label, baseline) for label in labels if label != baseline]
+    for label in chain(*pairs):
+        if label not in labels:
+            raise TrialsError(f"contrasts must name arms {list(labels)}, got {label!r}")
     return list(dict.fromkeys(pairs))
-
-
-def arm_names(spec: Mapping[str, Any]) -> list[str]:
-    """The label, or else the name, of each arm that the spec lists."""
-    arms = [arm if isinstance(arm, Mapping) else {"arm": arm} for arm in spec.get("arms") or ()]
-    return [str(arm.get("label") or arm.get("arm")) for arm in arms]
-
-
-def _resolve(name: str, labels: Sequence[str]) -> list[str]:
-    if name in labels:
-        return [name]
-    cells = [label for label in labels if family_name(label) == name]
-    if not cells:
-        raise TrialsError(f"contrast names arm {name!r}, got arms {list(labels)}")
-    return cells
 
 
 def _check_whole(arm: str, trials: Iterable[Trial], measure: Measure) -> None:

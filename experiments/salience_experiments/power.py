@@ -1,182 +1,131 @@
-"""How many questions a contrast needs, and how small an effect a given number of them can show."""
+"""How many questions each contrast of a spec needs, from its own assumptions or from a pilot."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
 
-from salience_experiments.pairing import U_POSITIONS, contrast_pairs, has_measure, pair_trials
-from salience_experiments.statistics import is_binary, mcnemar_p, paired_difference
+from salience_experiments.pairing import (
+    ALL,
+    Measure,
+    PairedSet,
+    arm_names,
+    contrast_pairs,
+    edits_prompt,
+    has_measure,
+    pair_trials,
+    position_order,
+    primary_measure,
+    scopes_by_table,
+)
+from salience_experiments.runner import DEV_EVERY
+from salience_experiments.sample_size import SampleSize, required_n
+from salience_experiments.spec import PowerSpec
+from salience_experiments.statistics import family_size, is_binary, paired_difference
+from salience_experiments.tasks import POSITIONS
 from salience_experiments.trials import Trial
 
-N_SIMULATIONS = 4_000
-ASSUMED = {"effect": 0.05, "discordance": 0.20, "sd": 0.45, "effect_nats": 0.10, "sd_nats": 1.0}
+_LEAST_SPREAD = 1e-9
+"""Less is the rounding of equal differences."""
+_MEASURES: dict[Measure, str] = {"metric": "accuracy", "gold_logprob": "log-probability"}
 
 
 @dataclass(frozen=True)
-class SampleSize:
-    """`n` after the simulation check; `n_formula` before it; `power` as simulated at `n`."""
+class Spread:
+    """What n depends on beside the effect: the share of discordant pairs, or an sd over questions.
 
-    n: int
-    n_formula: int
-    power: float
+    `kind` is "discordance" or "sd"; `source` says where `amount` comes from.
+    """
+
+    kind: str
+    amount: float
+    source: str
 
 
 @dataclass(frozen=True)
 class PowerNeed:
-    """What one contrast needs. `effect` in accuracy (0..1) or nats; `spread`: a discordance rate or sd."""
+    """What one contrast needs at one scope of a report's table.
+
+    `scope` is a position, "all", "U" or, without a pilot, "each position"; `effect` is in accuracy (0..1) or
+    nats. `size` is None where the pilot shows no spread to plan with; `n_items` is how many the spec reports
+    on, None where its data file decides.
+    """
 
     arm: str
     baseline: str
-    measure: str
+    measure: Measure
+    scope: str
     effect: float
-    spread_kind: str
-    spread: float
-    source: str
+    spread: Spread
     alpha: float
-    size: SampleSize
+    size: SampleSize | None
+    n_items: int | None
 
 
-def required_n(
-    effect: float,
-    *,
-    discordance: float | None = None,
-    sd: float | None = None,
-    alpha: float = 0.05,
-    power: float = 0.80,
-    seed: int = 0,
-) -> SampleSize:
-    """Pairs needed to show a paired `effect`, from the normal formula and then checked by simulation.
+def power_for_spec(spec: Mapping[str, Any], pilot: Sequence[Trial] | None = None) -> list[PowerNeed]:
+    """The n that every contrast of the spec needs, at the strictest step of Holm over its report's tables.
 
-    Give either `discordance` (share of pairs where exactly one side is right; the exact McNemar test on 0/1
-    outcomes) or `sd` (of the paired differences, one per question; a test of their mean). The n grows until
-    the simulated power is reached: the exact test is conservative, so the formula alone falls short.
+    The spec's `power` (`PowerSpec`) says which effect to plan for, and the spreads to assume without a pilot.
+    From a pilot they are measured. Accuracy is planned for only where the spec is judged by it and has
+    answers generated; log-probability always.
 
-    Source: Connor 1987 for McNemar, without continuity correction.
+    Raises:
+        TrialsError, UnequalSets: The spec's contrasts cannot be paired in the pilot.
     """
-    size = abs(effect)
-    _check_inputs(discordance, sd, alpha, power)
-    if size == 0:
-        raise ValueError("effect must not be zero, got 0")
-    if discordance is not None and size > discordance:
-        raise ValueError(f"effect must be at most the discordance {discordance}, got {size}")
-    z_alpha, z_power = stats.norm.ppf(1 - alpha / 2), stats.norm.ppf(power)
-    if discordance is not None:
-        root = z_alpha * math.sqrt(discordance) + z_power * math.sqrt(max(0.0, discordance - size * size))
-    else:
-        root = (z_alpha + z_power) * float(sd or 0.0)
-    n_formula = max(2, math.ceil((root / size) ** 2 - 1e-9))
-    n = n_formula
-    tolerance = math.sqrt(power * (1 - power) / N_SIMULATIONS)
-    while (reached := simulated_power(n, size, discordance=discordance, sd=sd, alpha=alpha, seed=seed)) < (
-        power - tolerance
-    ):
-        n += max(1, n // 50)
-    return SampleSize(n, n_formula, reached)
-
-
-def least_detectable_effect(
-    n: int,
-    *,
-    discordance: float | None = None,
-    sd: float | None = None,
-    alpha: float = 0.05,
-    power: float = 0.80,
-) -> float:
-    """The smallest paired effect that `n` pairs show with the given power, by the formula of `required_n`.
-
-    Infinite where nothing could be shown: with `discordance`, when even all discordant pairs going one way
-    would not do.
-    """
-    _check_inputs(discordance, sd, alpha, power)
-    if n < 2:
-        return math.inf
-    z_alpha, z_power = float(stats.norm.ppf(1 - alpha / 2)), float(stats.norm.ppf(power))
-    if discordance is None:
-        return (z_alpha + z_power) * float(sd or 0.0) / math.sqrt(n)
-
-    def shortfall(effect: float) -> float:
-        spread = z_alpha * math.sqrt(discordance) + z_power * math.sqrt(max(0.0, discordance - effect**2))
-        return effect * math.sqrt(n) - spread
-
-    if discordance == 0 or shortfall(discordance) < 0:
-        return math.inf
-    return float(optimize.root_scalar(shortfall, bracket=(0.0, discordance)).root)
-
-
-def simulated_power(
-    n: int,
-    effect: float,
-    *,
-    discordance: float | None = None,
-    sd: float | None = None,
-    alpha: float = 0.05,
-    n_simulations: int = N_SIMULATIONS,
-    seed: int = 0,
-) -> float:
-    """Share of simulated experiments with `n` pairs that reach p <= alpha.
-
-    With `discordance`, pairs gain, lose or tie and meet the exact McNemar test; with `sd`, differences are
-    normal and meet a t test, to which the sign-flip test comes close.
-    """
-    rng = np.random.default_rng(seed)
-    if discordance is not None:
-        gain, loss = (discordance + effect) / 2, (discordance - effect) / 2
-        counts = rng.multinomial(n, [gain, max(0.0, loss), 1 - discordance], size=n_simulations)
-        return float(np.mean(mcnemar_p(counts[:, 0], counts[:, 1]) <= alpha))
-    spread = float(sd or 0.0)
-    means = effect + rng.normal(size=n_simulations) * spread / math.sqrt(n)
-    sds = spread * np.sqrt(rng.chisquare(n - 1, size=n_simulations) / (n - 1))
-    return float(np.mean(np.abs(means) * math.sqrt(n) >= stats.t.ppf(1 - alpha / 2, n - 1) * sds))
-
-
-def power_for_spec(
-    spec: Mapping[str, Any], pilot: Sequence[Trial] | None = None, *, labels: Sequence[str] | None = None
-) -> list[PowerNeed]:
-    """The n that every contrast of the spec needs, at Holm's strictest step (alpha / number of contrasts).
-
-    `labels` are the spec's cells where there is no pilot to read them from. The spec's optional `power`
-    mapping sets `effect` (accuracy, 0..1), `effect_nats`, `power`, `alpha`, and the assumed `discordance`,
-    `sd`, `sd_nats` that stand in where a pilot is missing. From a pilot the discordance (0/1 outcomes at
-    each position) and the sds (question means; log-probability) are measured.
-    """
-    settings = {**ASSUMED, "alpha": 0.05, "power": 0.80, **dict(spec.get("power") or {})}
-    arms = list(dict.fromkeys(trial.arm for trial in pilot)) if pilot else labels
-    pairs = contrast_pairs(spec, arms)
-    alpha = float(settings["alpha"]) / max(1, len(pairs))
+    settings = PowerSpec.model_validate(spec.get("power") or {})
+    names = arm_names(spec)
+    pairs = contrast_pairs(spec, list(dict.fromkeys(trial.arm for trial in pilot)) if pilot else list(names))
+    positions = position_order(t.position for t in pilot) if pilot else spec.get("positions") or POSITIONS
+    n_items = count_items(spec)
     needs: list[PowerNeed] = []
     for arm, baseline in pairs:
-        for measure, kind, spread, source in _spreads(arm, baseline, pilot, settings):
-            effect = float(settings["effect_nats" if measure.startswith("log-prob") else "effect"])
-            if kind == "discordance":
-                size = required_n(
-                    effect, discordance=max(spread, effect), alpha=alpha, power=settings["power"]
-                )
-            else:
-                size = required_n(effect, sd=spread, alpha=alpha, power=settings["power"])
-            needs.append(PowerNeed(arm, baseline, measure, effect, kind, spread, source, alpha, size))
+        may_edit = any(edits_prompt(names.get(label, label)) for label in (arm, baseline))
+        for measure in _planned_measures(spec):
+            pair = None
+            if pilot and has_measure(pilot, measure):
+                pair = pair_trials(pilot, arm, baseline, measure, may_edit=may_edit)
+            tables = scopes_by_table(positions, with_u=bool(pair) and measure == primary_measure(spec))
+            for scopes in tables.values():
+                alpha = settings.alpha / family_size(len(pairs), scopes)
+                for scope in scopes if pair else [_without_pilot(scopes)]:
+                    spread = _measured(pair, scope) if pair else _assumed(measure, scope, settings)
+                    effect = settings.effect_nats if measure == "gold_logprob" else settings.effect
+                    size = _size(effect, spread, alpha, settings.power)
+                    needs.append(
+                        PowerNeed(arm, baseline, measure, scope, effect, spread, alpha, size, n_items)
+                    )
     return needs
 
 
+def count_items(spec: Mapping[str, Any]) -> int | None:
+    """How many items the spec reports on: test items, or those of the development slice that it asks for.
+
+    None if `task.params.n_items` is not set, so that the data file decides.
+    """
+    n_items = spec.get("task", {}).get("params", {}).get("n_items")
+    if n_items is None:
+        return None
+    n_dev = -(-n_items // DEV_EVERY)
+    return n_dev if spec.get("split") == "dev" else n_items - n_dev
+
+
 def format_power(needs: Sequence[PowerNeed]) -> str:
-    """The needs as an aligned text table, one contrast and measure a line."""
-    head = ("contrast", "measure", "effect", "spread", "from", "alpha", "n needed", "power")
+    """The needs as an aligned text table, a contrast at a scope a line."""
+    head = ("contrast", "measure", "effect", "spread", "from", "alpha", "n needed", "n in spec", "power")
     rows = [
         (
             f"{need.arm} vs {need.baseline}",
-            need.measure,
-            f"{need.effect:.3g}"
-            + (" nats" if need.measure.startswith("log-prob") else f" ({need.effect:.1%})"),
-            f"{need.spread_kind} {need.spread:.3g}",
-            need.source,
-            f"{need.alpha:.3g}",
-            f"{need.size.n}",
-            f"{need.size.power:.2f}",
+            f"{_MEASURES[need.measure]}, {'all positions' if need.scope == ALL else need.scope}",
+            f"{need.effect:.3g} nats" if need.measure == "gold_logprob" else f"{need.effect:.1%}",
+            f"{need.spread.kind} {need.spread.amount:.3g}",
+            need.spread.source,
+            f"{need.alpha:.2g}",
+            str(need.size.n) if need.size else "cannot tell: no spread in the pilot",
+            "–" if need.n_items is None else str(need.n_items),
+            f"{need.size.power:.2f}" if need.size else "–",
         )
         for need in needs
     ]
@@ -187,48 +136,37 @@ def format_power(needs: Sequence[PowerNeed]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _spreads(
-    arm: str, baseline: str, pilot: Sequence[Trial] | None, settings: Mapping[str, Any]
-) -> list[tuple[str, str, float, str]]:
-    """(measure, kind of spread, spread, where it comes from) for all that a contrast is judged by."""
-    if not pilot:
-        return [
-            ("accuracy at one position", "discordance", float(settings["discordance"]), "assumed"),
-            ("accuracy, all positions", "sd", float(settings["sd"]), "assumed"),
-            ("log-probability", "sd", float(settings["sd_nats"]), "assumed"),
-        ]
-    spreads: list[tuple[str, str, float, str]] = []
-    if has_measure(pilot, "metric"):
-        pair = pair_trials(pilot, arm, baseline, "metric")
-        source = f"pilot n={len(pair.items)}"
-        for position in pair.positions:
-            ours, theirs, clusters = pair.flatten(position)
-            if is_binary(ours) and is_binary(theirs):
-                spreads.append(
-                    (f"accuracy at {position}", "discordance", float(np.mean(ours != theirs)), source)
-                )
-            else:
-                difference = paired_difference(ours, theirs, clusters, n_resamples=1)
-                spreads.append((f"score at {position}", "sd", difference.sd, source))
-        spreads.append(
-            ("score, all positions", "sd", paired_difference(*pair.flatten(), n_resamples=1).sd, source)
-        )
-        if set(U_POSITIONS) <= set(pair.positions):
-            difference = paired_difference(*pair.u_values(), pair.clusters, n_resamples=1)
-            spreads.append(("U", "sd", difference.sd, source))
-    if has_measure(pilot, "gold_logprob"):
-        pair = pair_trials(pilot, arm, baseline, "gold_logprob")
-        difference = paired_difference(*pair.flatten(), n_resamples=1)
-        spreads.append(("log-probability", "sd", difference.sd, f"pilot n={len(pair.items)}"))
-    return spreads
+def _planned_measures(spec: Mapping[str, Any]) -> list[Measure]:
+    is_scored = primary_measure(spec) == "metric" and spec.get("max_new_tokens") != 0
+    return ["metric", "gold_logprob"] if is_scored else ["gold_logprob"]
 
 
-def _check_inputs(discordance: float | None, sd: float | None, alpha: float, power: float) -> None:
-    if (discordance is None) == (sd is None):
-        raise ValueError(f"exactly one of discordance and sd must be given, got {discordance} and {sd}")
-    if discordance is not None and not 0 <= discordance <= 1:
-        raise ValueError(f"discordance must be in [0, 1], got {discordance}")
-    if sd is not None and not (sd >= 0 and math.isfinite(sd)):
-        raise ValueError(f"sd must be finite and not negative, got {sd}")
-    if not (0 < alpha < 1 and 0 < power < 1):
-        raise ValueError(f"alpha and power must be in (0, 1), got {alpha} and {power}")
+def _without_pilot(scopes: Sequence[str]) -> str:
+    return ALL if tuple(scopes) == (ALL,) else "each position"
+
+
+def _measured(pair: PairedSet, scope: str) -> Spread:
+    source = f"pilot n={len(pair.items)}"
+    if scope == "U":
+        return Spread("sd", paired_difference(*pair.u_values(), pair.clusters, n_resamples=1).sd, source)
+    ours, theirs, clusters = pair.flatten(None if scope == ALL else scope)
+    if scope != ALL and is_binary(ours) and is_binary(theirs):
+        return Spread("discordance", float(np.mean(ours != theirs)), source)
+    return Spread("sd", paired_difference(ours, theirs, clusters, n_resamples=1).sd, source)
+
+
+def _assumed(measure: Measure, scope: str, settings: PowerSpec) -> Spread:
+    if measure == "gold_logprob":
+        return Spread("sd", settings.sd_nats, "assumed")
+    if scope == ALL:
+        return Spread("sd", settings.sd, "assumed")
+    return Spread("discordance", settings.discordance, "assumed")
+
+
+def _size(effect: float, spread: Spread, alpha: float, power: float) -> SampleSize | None:
+    """The n, or None without a spread; an effect needs at least as many discordant pairs as it is large."""
+    if not spread.amount > _LEAST_SPREAD:
+        return None
+    if spread.kind == "discordance":
+        return required_n(effect, discordance=max(spread.amount, effect), alpha=alpha, power=power)
+    return required_n(effect, sd=spread.amount, alpha=alpha, power=power)

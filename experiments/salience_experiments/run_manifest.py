@@ -37,6 +37,7 @@ class ManifestWriter:
 
     Args:
         keys: The trials that this process answers for; the manifest counts these alone.
+        limit: How many items were left, if some were cut off.
 
     Raises:
         TrialsError: Trials are there, and another model or dtype made them.
@@ -49,6 +50,7 @@ class ManifestWriter:
         spec: ExperimentSpec,
         lm: LanguageModel,
         keys: Set[TrialKey],
+        limit: int | None = None,
     ) -> None:
         self._run_dir, self._shard, self._keys = run_dir, shard, keys
         commit, dirty = describe_commit()
@@ -68,6 +70,7 @@ class ManifestWriter:
             shards=shard.count if shard else 1,
             shard=shard.index if shard else None,
             n_expected=len(keys),
+            limit=limit,
         )
         if path.exists() and _logged(run_dir, keys):
             self._manifest = _continue(path, load_manifest(path), self._manifest)

@@ -42,7 +42,7 @@ class RunOptions:
     run_id: str | None = None
     shard: Shard | None = None
     limit: int | None = None
-    """Only the first `limit` items (a dry run; the manifest says so by its count)."""
+    """Only the first `limit` items: a dry run, as the manifest and the report say."""
 
 
 def run_directory(spec: ExperimentSpec, options: RunOptions) -> Path:
@@ -81,7 +81,9 @@ def run_spec(
     task = build_task(spec.task.name, spec.task.params, spec.positions, spec.seed, options.data_dir)
     arms = [(cell, build_arm(cell.arm, cell.params)) for cell in spec.cells()]
     items = {position: task.items(position) for position in spec.positions}
-    indices = _item_indices(spec, items[spec.positions[0]], options)
+    chosen = _split_indices(spec, items[spec.positions[0]])
+    limit = options.limit if options.limit is not None and options.limit < len(chosen) else None
+    indices = _part(chosen[:limit], options.shard)
     run_dir = run_directory(spec, options)
     keys = {
         TrialKey(items[position][index].item_id, position, cell.label)
@@ -98,7 +100,7 @@ def run_spec(
             on_progress(len(keys), len(keys))
             return run_dir
         lm = lm or load()
-        writer = ManifestWriter(run_dir, options.shard, spec, lm, keys)
+        writer = ManifestWriter(run_dir, options.shard, spec, lm, keys, limit)
         writer.write("running")
         on_progress(len(keys & log.done), len(keys))
         try:
@@ -118,16 +120,19 @@ def run_spec(
     return run_dir
 
 
-def _item_indices(spec: ExperimentSpec, items: Sequence[Item], options: RunOptions) -> list[int]:
+def _split_indices(spec: ExperimentSpec, items: Sequence[Item]) -> list[int]:
     chosen = [i for i, item in enumerate(items) if spec.split in ("all", split_of(item))]
     if not chosen:
         raise SpecError(
             f"split {spec.split!r} must hold at least one item, got none of the task's {len(items)}"
         )
-    chosen = chosen[: options.limit]
-    if options.shard is not None:
-        chosen = [i for n, i in enumerate(chosen) if n % options.shard.count == options.shard.index - 1]
     return chosen
+
+
+def _part(indices: list[int], shard: Shard | None) -> list[int]:
+    if shard is None:
+        return indices
+    return [i for n, i in enumerate(indices) if n % shard.count == shard.index - 1]
 
 
 def _check_run_dir(run_dir: Path, spec: ExperimentSpec, shard: Shard | None) -> None:

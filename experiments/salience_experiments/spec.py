@@ -9,12 +9,23 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from salience_experiments.errors import SpecError
+from salience_experiments.tasks.base import POSITIONS
 from salience_experiments.weight_sources import WeightSource
 
-__all__ = ["ArmCell", "ArmSpec", "ExperimentSpec", "ModelSpec", "TaskSpec", "WeightSpec", "load_spec"]
+__all__ = [
+    "ANALYSIS_FIELDS",
+    "ArmCell",
+    "ArmSpec",
+    "ExperimentSpec",
+    "ModelSpec",
+    "PowerSpec",
+    "TaskSpec",
+    "WeightSpec",
+    "format_setting",
+    "load_spec",
+]
 
-
-_ANALYSIS_FIELDS = {"description", "metric", "baseline", "contrasts", "logprob_margin_nats", "power"}
+ANALYSIS_FIELDS = {"description", "metric", "baseline", "contrasts", "logprob_margin_nats", "power"}
 """What only the report and `salience power` read."""
 
 
@@ -99,7 +110,7 @@ class ArmSpec(_Strict):
     def _label(self, source: WeightSource, params: dict[str, Any]) -> str:
         if self.arm == "none":
             return "none"
-        parts = [f"{name}={_brief(value)}" for name, value in params.items()]
+        parts = [f"{name}={format_setting(value)}" for name, value in params.items()]
         parts += [] if source is WeightSource.RECALL else [str(source)]
         return self.arm + (f"[{','.join(parts)}]" if parts else "")
 
@@ -119,7 +130,7 @@ class ExperimentSpec(_Strict):
     model: ModelSpec
     task: TaskSpec
     arms: tuple[ArmSpec, ...] = Field(min_length=1)
-    positions: tuple[str, ...] = ("first", "middle", "last")
+    positions: tuple[str, ...] = POSITIONS
     seed: int = 0
     split: Literal["dev", "test", "all"] = "all"
     weighting: WeightSpec = WeightSpec()
@@ -162,7 +173,14 @@ class ExperimentSpec(_Strict):
 
         A contrast or a sentence added later belongs to the same run.
         """
-        return hashlib.sha256(self.model_dump_json(exclude=_ANALYSIS_FIELDS).encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json(exclude=ANALYSIS_FIELDS).encode()).hexdigest()
+
+
+def format_setting(value: Any) -> str:
+    """An arm's setting in few characters: `0.5-1` for (0.5, 1.0)."""
+    if isinstance(value, list | tuple):
+        return "-".join(format_setting(entry) for entry in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def load_spec(path: Path) -> ExperimentSpec:
@@ -199,9 +217,3 @@ def _problem(error: Any) -> str:
     if error["type"] == "value_error":
         return f"{where} " * bool(where) + error["msg"].removeprefix("Value error, ")
     return f"{where}: {error['msg']}, got {str(error['input'])[:80]!r}"
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "-".join(_brief(v) for v in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)

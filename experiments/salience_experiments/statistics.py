@@ -36,6 +36,11 @@ class Interval:
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
 
+    @property
+    def has_width(self) -> bool:
+        """False where a bootstrap saw no spread, which is not certainty."""
+        return self.low < self.high
+
 
 @dataclass(frozen=True)
 class MeanDifference:
@@ -83,6 +88,22 @@ def wilson_interval(hits: int, n: int, level: float = 0.95) -> Interval:
     return Interval(low, high, level)
 
 
+def unanimous_interval(difference: float, n: int, level: float = 0.95) -> Interval:
+    """The score interval of a paired difference of 0/1 outcomes where all `n` pairs differ by the same.
+
+    `difference` is 0 (no pair is discordant), 1 or -1 (all are, one way). A bootstrap has no width there.
+
+    Source: Tango 1998, which has a closed form in these cases.
+    """
+    if difference not in (-1, 0, 1) or n < 1:
+        raise ValueError(f"difference must be -1, 0 or 1 with n >= 1, got {difference} and n {n}")
+    z_squared = float(stats.norm.ppf(0.5 + _checked_level(level) / 2)) ** 2
+    if difference == 0:
+        return Interval(-z_squared / (n + z_squared), z_squared / (n + z_squared), level)
+    far = (n - z_squared) / (n + z_squared)
+    return Interval(far, 1.0, level) if difference > 0 else Interval(-1.0, -far, level)
+
+
 def clustered_mean(
     values: ArrayLike,
     clusters: Sequence[str],
@@ -94,7 +115,7 @@ def clustered_mean(
     """The mean of `values` [item] with percentile intervals from a bootstrap over clusters.
 
     Whole clusters are drawn with replacement, so a cluster keeps all its items. One cluster, or values that
-    never differ, give an interval of no width: see `verdict.judge` for how that is kept from passing as
+    never differ, give an interval of no width: see `verdict.compare` for how that is kept from passing as
     certainty.
     """
     data = _checked_values(values, clusters)
@@ -180,6 +201,11 @@ def sign_flip_test(
         signs = 1.0 - 2.0 * rng.integers(0, 2, size=(rows, len(moving)), dtype=np.int8)
         n_extreme += int(np.sum(np.abs(signs @ moving) >= threshold))
     return SignFlip((1 + n_extreme) / (1 + n_resamples), False, len(sums))
+
+
+def family_size(n_contrasts: int, scopes: Sequence[str]) -> int:
+    """How many results Holm's correction covers: every contrast of a table, at each of the table's scopes."""
+    return n_contrasts * len(scopes)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

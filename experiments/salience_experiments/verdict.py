@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scipy import stats
 
-from salience_experiments.pairing import PairedSet
-from salience_experiments.power import least_detectable_effect
+from salience_experiments.pairing import ALL, PairedSet
+from salience_experiments.sample_size import least_detectable_effect
 from salience_experiments.statistics import (
     N_RESAMPLES,
     MeanDifference,
+    family_size,
     holm,
     is_binary,
     mcnemar_exact,
     paired_difference,
     sign_flip_test,
+    unanimous_interval,
 )
 
 ACCURACY_MARGIN = 0.02
@@ -62,10 +64,8 @@ def judge(
     """Decide one contrast; a higher measure is better.
 
     Improved or worse needs p_adjusted <= alpha and an interval on that side of zero. Equivalent needs the
-    90 % interval within ±margin, and data that could have shown otherwise: with few questions that all
-    agree the bootstrap has no width, so a bounded measure's interval counts as at least z²/(k + z²) wide
-    either way (the score interval of k questions without a discordant one), and any measure needs ten
-    questions.
+    90 % interval within ±margin, and enough questions to have shown otherwise: MIN_CLUSTERS, and for a
+    bounded measure `equivalence_questions`.
 
     Args:
         margin: Half-width of equivalence, in the measure's unit; None if none was set, so nothing is
@@ -74,13 +74,19 @@ def judge(
     """
     if p_adjusted <= alpha and difference.interval.excludes_zero():
         return Verdict.IMPROVED if difference.estimate > 0 else Verdict.WORSE
-    if margin is None or difference.n_clusters < MIN_CLUSTERS:
+    if margin is None or not difference.interval_90.lies_within(margin):
         return Verdict.INCONCLUSIVE
-    z_squared = stats.norm.ppf(0.95) ** 2
-    least_width = z_squared / (difference.n_clusters + z_squared) if is_bounded else 0.0
-    if difference.interval_90.lies_within(margin) and least_width <= margin:
-        return Verdict.EQUIVALENT
-    return Verdict.INCONCLUSIVE
+    needed = equivalence_questions(margin) if is_bounded else MIN_CLUSTERS
+    return Verdict.EQUIVALENT if difference.n_clusters >= needed else Verdict.INCONCLUSIVE
+
+
+def equivalence_questions(margin: float) -> int:
+    """Questions that equivalence within ±margin takes where outcomes are 0/1, even if all of them agree.
+
+    That many bring the 90 % `unanimous_interval`, ±z²/(n + z²), within the margin.
+    """
+    z_squared = float(stats.norm.ppf(0.95)) ** 2
+    return max(MIN_CLUSTERS, math.ceil(z_squared * (1 - margin) / margin))
 
 
 def detectable_effect(difference: MeanDifference, *, is_bounded: bool = True, alpha: float = 0.05) -> float:
@@ -106,17 +112,17 @@ def compare(
     seed: int = 0,
     alpha: float = 0.05,
 ) -> list[Contrast]:
-    """Compare every pair at every scope, as one family: Holm runs over all len(pairs) · len(scopes) results.
+    """Compare every pair at every scope, as one family (`family_size`) for Holm's correction.
 
     Tests: exact McNemar for 0/1 outcomes at one position, one item a question; else the question-clustered
-    sign-flip permutation. `scopes` are positions, "all" or "U".
+    sign-flip permutation. `scopes` are positions, "all" or "U". Where a bounded measure differs by the same
+    -1, 0 or 1 in every pair, the intervals are `unanimous_interval`s of as many pairs as there are questions.
     """
     measured = [_measure(pair, scope, n_resamples, seed) for pair in pairs for scope in scopes]
     adjusted = holm([p for *_, p in measured])
-    strictest = alpha / max(1, len(measured))
+    strictest = alpha / max(1, family_size(len(pairs), scopes))
     contrasts: list[Contrast] = []
     for (pair, scope, means, difference, test, p), p_holm in zip(measured, adjusted, strict=True):
-        is_bounded = pair.measure == "metric" and pair.is_unit_scale
         contrasts.append(
             Contrast(
                 arm=pair.arm,
@@ -129,8 +135,8 @@ def compare(
                 test=test,
                 p=p,
                 p_holm=p_holm,
-                verdict=judge(difference, p_holm, margin=margin, is_bounded=is_bounded, alpha=alpha),
-                detectable=detectable_effect(difference, is_bounded=is_bounded, alpha=strictest),
+                verdict=judge(difference, p_holm, margin=margin, is_bounded=pair.is_bounded, alpha=alpha),
+                detectable=detectable_effect(difference, is_bounded=pair.is_bounded, alpha=strictest),
                 has_same_prompts=pair.has_same_prompts,
             )
         )
@@ -144,11 +150,23 @@ def _measure(
     if scope == "U":
         arm, baseline = pair.u_values()
     else:
-        arm, baseline, clusters = pair.flatten(None if scope == "all" else scope)
+        arm, baseline, clusters = pair.flatten(None if scope == ALL else scope)
     difference = paired_difference(arm, baseline, clusters, n_resamples=n_resamples, seed=seed)
+    if pair.is_bounded:
+        difference = _widen_unanimous(difference)
     means = float(arm.mean()), float(baseline.mean())
     one_each = len(set(clusters)) == len(clusters)
-    if scope not in ("U", "all") and one_each and is_binary(arm) and is_binary(baseline):
+    if scope not in ("U", ALL) and one_each and is_binary(arm) and is_binary(baseline):
         return pair, scope, means, difference, "McNemar", mcnemar_exact(arm, baseline).p
     flip = sign_flip_test(arm - baseline, clusters, n_resamples=n_resamples, seed=seed)
     return pair, scope, means, difference, "sign-flip (exact)" if flip.is_exact else "sign-flip", flip.p
+
+
+def _widen_unanimous(difference: MeanDifference) -> MeanDifference:
+    if difference.interval.has_width or difference.estimate not in (-1, 0, 1):
+        return difference
+    estimate, k = difference.estimate, difference.n_clusters
+    interval, interval_90 = (
+        unanimous_interval(estimate, k, seen.level) for seen in (difference.interval, difference.interval_90)
+    )
+    return replace(difference, interval=interval, interval_90=interval_90)

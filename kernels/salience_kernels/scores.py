@@ -8,12 +8,16 @@ from torch import Tensor
 from salience_kernels.problem import AttentionProblem
 
 _MAX_ELEMENTS = 1 << 25
-"""Largest score tensor built at once: 128 MiB in float32."""
+"""Largest score tensor built at once on a CPU: 128 MiB in float32."""
+
+_MAX_GPU_ELEMENTS = 1 << 29
+"""The same elsewhere, where a few rows at a time leave most of the device idle: 2 GiB."""
 
 
-def rows_per_chunk(batch: int, heads: int, n_keys: int, at_most: int = 256) -> int:
-    """How many rows of scores fit the memory bound."""
-    return max(1, min(at_most, _MAX_ELEMENTS // (batch * heads * n_keys)))
+def rows_per_chunk(batch: int, heads: int, n_keys: int, device: torch.device, at_most: int = 256) -> int:
+    """How many rows of scores fit the device's memory bound."""
+    bound = _MAX_ELEMENTS if device.type == "cpu" else _MAX_GPU_ELEMENTS
+    return max(1, min(at_most, bound // (batch * heads * n_keys)))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,6 +14,19 @@ from salience_models.errors import UnknownArchitecture, UnsupportedAttention
 
 STEERABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
+PADDING_BASED_POSITIONS = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+"""Model types that count positions from their padding token's id + 1; ours count from 0."""
+
 
 def check_config(config: PretrainedConfig) -> None:
     """Refuse an architecture by its configuration.
@@ -27,6 +40,8 @@ def check_config(config: PretrainedConfig) -> None:
         raise UnsupportedAttention(f"architecture must be decoder-only, got encoder-decoder {kind}")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnknownArchitecture(f"model_type must have a causal language model in transformers, got {kind}")
+    if kind in PADDING_BASED_POSITIONS:
+        raise UnsupportedAttention(f"positions must count from 0, got {kind}: they follow its padding id")
     # Some versions of transformers name a hybrid's layers by block: "recurrent", "mamba", "attention".
     blocks = getattr(text_config(config), "layers_block_type", None) or ()
     others = sorted({*(layer_types(config) or ()), *blocks} - STEERABLE_LAYERS - {"attention"})
@@ -58,6 +73,19 @@ def check_model(model: PreTrainedModel) -> None:
         )
     if not all(module.is_causal for module in attentions):
         raise UnsupportedAttention(f"attention of {kind} must be causal, got bidirectional attention")
+
+
+def check_implementation(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model that transformers did not switch to the attention called `name`.
+
+    Raises:
+        UnsupportedAttention: It kept another one.
+    """
+    actual = model.config._attn_implementation
+    if actual != name:
+        raise UnsupportedAttention(
+            f"attention of {model.config.model_type} must run as {name!r}, got {actual!r}"
+        )
 
 
 def attention_modules(model: PreTrainedModel) -> list[Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
@@ -87,12 +88,19 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     if dropout:
         raise ValueError(f"dropout must be 0 (inference only), got {dropout}")
     if position_bias is not None:
         raise UnsupportedAttention("attention must add nothing to its scores, got a position bias")
+    if sinks is not None:
+        raise UnsupportedAttention("attention sinks must come as s_aux, got sinks")
+    if indices is not None or block_indices is not None:
+        raise UnsupportedAttention("attention must be over all visible keys, got a selection of keys")
     call = _read_card(module, query, key, value, attention_mask, scaling, softcap, s_aux)
     steerer = _steerer.get()
     out = plain_attention(call) if steerer is None else steerer.attend(call)
@@ -101,7 +109,41 @@ def _attention(
 
 def plain_attention(call: AttentionCall) -> Tensor:
     """Attention without steering, `[batch, head, query, head_dim]`."""
-    return key_bias_attention(call.query, call.key, call.value, **geometry(call)).out
+    out = fused_attention(call)
+    return key_bias_attention(call.query, call.key, call.value, **geometry(call)).out if out is None else out
+
+
+def fused_attention(call: AttentionCall) -> Tensor | None:
+    """Attention without steering by torch's fused CUDA kernels; None where they cannot serve.
+
+    On a CPU the room of kernels has a faster path.
+    """
+    is_served = call.query.device.type == "cuda" and is_maskless(call)
+    return maskless_attention(call) if is_served else None
+
+
+def maskless_attention(call: AttentionCall) -> Tensor:
+    """Attention by torch's public function, on any device, of rows that `is_maskless` lets pass."""
+    n_rows = call.query.shape[2]
+    end = call.query_start - call.key_offset + n_rows
+    key, value = call.key[:, :, :end], call.value[:, :, :end]
+    is_grouped = key.shape[1] < call.query.shape[1]
+    return F.scaled_dot_product_attention(
+        call.query, key, value, is_causal=n_rows > 1, scale=call.scale, enable_gqa=is_grouped
+    )
+
+
+def is_maskless(call: AttentionCall) -> bool:
+    """Whether torch's public attention is right for these rows without a mask.
+
+    True for one row, and for rows that begin at the first key; keys after the last row, as a static cache
+    returns, must be cut off first.
+    """
+    n_rows = call.query.shape[2]
+    offset = call.query_start - call.key_offset
+    has_extras = call.softcap is not None or call.sinks is not None or call.key_start is not None
+    hides_keys = call.window is not None and offset + n_rows > call.window
+    return not (has_extras or hides_keys) and (n_rows == 1 or offset == 0)
 
 
 class Geometry(TypedDict):

@@ -14,12 +14,12 @@ __all__ = ["BiasPlan", "BlockSpan", "Phase", "QueryScope", "SteeringMethod"]
 
 
 class SteeringMethod(StrEnum):
-    """How a block gains attention (design card §2)."""
+    """How a block gains attention; the maths is in the README of the kernels room."""
 
     LOGIT_BIAS = "logit_bias"
     """Add `bias_nats` to every score of the block's keys."""
     TARGET_SHARE = "target_share"
-    """Give the block exactly `share` of every steered row's and head's mass."""
+    """Give the block at least `share` of each steered row and head's mass; without `only_raise`, exactly."""
     TARGET_SHARE_PAPER = "target_share_paper"
     """The published `ln(t / p)` rule, which undershoots; for comparison."""
     SHARE_CONTROL = "share_control"
@@ -76,7 +76,8 @@ class BiasPlan(BaseModel):
     Spans are in prompt order and never overlap. `layers` and `heads` None mean all; `heads` are
     `(layer, head)` pairs and restrict the steered layers further. `question_start` is the first
     token after the blocks (default: the end of the last span): the rows that `question` steers,
-    that `share_control` solves on and that receipts average.
+    that `share_control` solves on and that receipts average. `only_raise` concerns target share: a row
+    and head that already gives the block its share is left as it is; False lowers it to the share.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -210,7 +211,9 @@ def layers_of_depth(n_layers: int, start: float, end: float = 1.0) -> tuple[int,
     """
     if not (0.0 <= start < end <= 1.0):
         raise ValueError(f"depth must satisfy 0 <= start < end <= 1, got [{start}, {end})")
-    layers = tuple(range(math.ceil(start * n_layers), math.ceil(end * n_layers)))
+    # Rounded, because 0.28 * 25 is 7.000000000000001 in floats and must begin at 7.
+    first, stop = (math.ceil(round(depth * n_layers, 9)) for depth in (start, end))
+    layers = tuple(range(first, stop))
     if not layers:
         raise ValueError(f"depth [{start}, {end}) holds no layer of a model with {n_layers}")
     return layers

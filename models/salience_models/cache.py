@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NoReturn
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache
@@ -49,8 +51,20 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
         return self.keys, self.values
 
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("a growing cache only appends; split_rows and join_rows rearrange it")
+
+    # Inherited, these would change `keys` and `values` and not the buffers behind them.
+    reset = crop = reorder_cache = batch_repeat_interleave = batch_select_indices = _refuse
+    offload = prefetch = _refuse
+
     def row(self, index: int, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """Views `[kv_head, key, head_dim]` of one batch row's positions from `start` on."""
+        """Views `[kv_head, key, head_dim]` of one batch row's positions from `start` on.
+
+        No heads where the layer holds nothing: it attends to an earlier layer's keys.
+        """
+        if not self.is_initialized:
+            return torch.empty(0, 0, 0), torch.empty(0, 0, 0)
         assert self.keys is not None
         assert self.values is not None
         part = slice(start, start + length)
@@ -133,12 +147,14 @@ def join_rows(rows: Sequence[RowCache], lengths: Sequence[int], pads: Sequence[i
     layers = []
     for index in range(len(rows[0].keys)):
         layer = GrowingLayer(capacity)
+        layers.append(layer)
+        if not len(rows[0].keys[index]):
+            continue  # it shares an earlier layer's
         key, value = (
             _padded([getattr(row, name)[index] for row in rows], lengths, width)
             for name in ("keys", "values")
         )
         layer.update(key, value)
-        layers.append(layer)
     return Cache(layers=layers)
 
 

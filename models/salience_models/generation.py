@@ -75,7 +75,7 @@ def stream(
     chunk_tokens: int | None = None,
     with_mass: bool = False,
     impl: str = "auto",
-    prefix: RowCache | None = None,
+    prefix: RowCache | Sequence[RowCache] | None = None,
 ) -> Iterator[StreamEvent]:
     """Decode a batch, yielding each token as it is chosen; a request's last event carries its receipt.
 
@@ -101,15 +101,15 @@ def stream(
     )
     live: list[_Answer | None] = list(answers)
     while True:
-        fed = []
+        fed: list[int | None] = []
         for i, answer in enumerate(live):
             if answer is None:
-                fed.append(0)
+                fed.append(None)
                 continue
             token, logprob = answer.sampler.pick(state.logits[i])
-            fed.append(token)
             is_end = token in lm.info.eos_token_ids and not answer.sampling.ignore_eos
             text, reason = answer.take(token, is_end)
+            fed.append(token if reason is None else None)
             receipt = None
             if reason is not None:
                 live[i], receipt = None, lm.receipt(state, i)
@@ -122,8 +122,8 @@ def stream(
 
 
 def _compact(
-    lm: LanguageModel, state: DecodeState, live: list[_Answer | None], fed: list[int], new_tokens: int
-) -> tuple[DecodeState, list[_Answer | None], list[int]]:
+    lm: LanguageModel, state: DecodeState, live: list[_Answer | None], fed: list[int | None], new_tokens: int
+) -> tuple[DecodeState, list[_Answer | None], list[int | None]]:
     """Drop finished requests once they are half of the batch."""
     kept = [i for i, answer in enumerate(live) if answer is not None]
     if 2 * len(kept) > len(live):
@@ -194,4 +194,5 @@ def continue_greedily(
                 like=state.run,
             )
             rows, tokens = [rows[at] for at in kept], [tokens[at] for at in kept]
-        tokens = torch.argmax(lm.decode(state, tokens), dim=-1).tolist()
+        fed = [token if row in open_rows else None for row, token in zip(rows, tokens, strict=True)]
+        tokens = torch.argmax(lm.decode(state, fed), dim=-1).tolist()

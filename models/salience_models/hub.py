@@ -74,11 +74,14 @@ def check_folder(folder: Path) -> None:
     model_type = read_config(folder).get("model_type")
     if not isinstance(model_type, str):
         raise UnknownArchitecture(f"config.json of {folder} must name a model_type, got {model_type!r}")
-    if not weight_files(folder):
+    weights = weight_files(folder)
+    if not weights:
         raise SourceNotFound(
             f"model folder must hold model*.safetensors or pytorch_model*.bin, got {folder} without either"
         )
-    _check_shards(folder)
+    missing = [path.name for path in weights if not path.is_file()]
+    if missing:
+        raise SourceNotFound(f"model folder must hold {', '.join(missing)}, got {folder} without")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise SourceNotFound(
             f"model folder must hold a tokenizer ({', '.join(_TOKENIZER_FILES)}), got {folder} without one"
@@ -94,11 +97,3 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise WeightsUnreadable(f"config.json of {folder} must be an object, got {type(config).__name__}")
     return config
-
-
-def _check_shards(folder: Path) -> None:
-    for index in sorted(folder.glob("*.index.json")):
-        shards = set(json.loads(index.read_text())["weight_map"].values())
-        missing = sorted(name for name in shards if not (folder / name).is_file())
-        if missing:
-            raise SourceNotFound(f"model folder must hold {', '.join(missing)}, got {folder} without")

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
+from salience_models.architecture import check_config, check_implementation, check_model
 from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
 from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
 from salience_models.cache import CacheKind, RowCache, build_cache, join_rows, split_rows
@@ -17,7 +18,8 @@ from salience_models.errors import InvalidPlan, PromptTooLong
 from salience_models.loader import load_model
 from salience_models.model_info import ModelInfo, info_from_model
 from salience_models.receipts import Receipt
-from salience_models.steering import RequestSteering, SteeringRun
+from salience_models.request_steering import RequestSteering
+from salience_models.steering import SteeringRun
 
 __all__ = ["DecodeState", "LanguageModel", "Request"]
 
@@ -32,7 +34,11 @@ class Request:
 
 @dataclass
 class DecodeState:
-    """A batch between two forward passes. `logits` `[batch, vocab]` are those after the last column."""
+    """A batch between two forward passes. `logits` `[batch, vocab]` are those after the last column.
+
+    They are empty after a `resume`, and after an `extend` by different lengths. `capacity` is how many
+    columns a static cache holds; None where the cache grows.
+    """
 
     requests: list[RequestSteering]
     token_ids: list[list[int]]
@@ -41,6 +47,7 @@ class DecodeState:
     run: SteeringRun
     columns: int
     logits: Tensor
+    capacity: int | None = None
 
     def rows(self, lengths: Sequence[int] | None = None) -> list[RowCache]:
         """Each request's cache, cut to its first `lengths[i]` tokens (default: all fed so far)."""
@@ -56,7 +63,8 @@ class LanguageModel:
     """A loaded model whose attention goes through the seam.
 
     Use `LanguageModel.load(source)`; the constructor takes a transformers model of your own
-    (tests use tiny random ones) and switches it to the "salience" attention.
+    (tests use tiny random ones) and switches it to the "salience" attention. It raises
+    `UnsupportedAttention` or `UnknownArchitecture` where that attention cannot be steered.
     """
 
     def __init__(
@@ -66,7 +74,10 @@ class LanguageModel:
         info: ModelInfo | None = None,
     ) -> None:
         register_attention()
+        check_config(model.config)
+        check_model(model)
         model.set_attn_implementation(ATTENTION_NAME)
+        check_implementation(model, ATTENTION_NAME)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.info = info_from_model(model, tokenizer) if info is None else info
@@ -132,6 +143,7 @@ class LanguageModel:
             PromptTooLong: A prompt plus `new_tokens` is over the context window.
             InvalidPlan: A plan names tokens, layers or heads that do not exist, or steers no row.
             BiasNotApplied: A plan asked for steering that some layer did not apply.
+            ValueError: Among others, `impl` names nothing that does what a plan asks.
         """
         kind = CacheKind(cache)
         room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
@@ -151,8 +163,10 @@ class LanguageModel:
             if common > max(pads):
                 start = common
                 filled = join_rows(rows, [start - pad for pad in pads], pads, width + max(room))
+                run.note_reused(start, self.info.layer_windows)
         tokens = [list(r.token_ids) for r in requests]
-        state = DecodeState(steerings, tokens, pads, filled, run, start, torch.empty(0))
+        capacity = width + max(room) if kind is CacheKind.STATIC else None
+        state = DecodeState(steerings, tokens, pads, filled, run, start, torch.empty(0), capacity)
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, tokens, strict=True)])
         for end in self._chunk_ends(state, width, chunk_tokens):
             state.logits = self._forward(state, ids[:, state.columns : end], keep=1)[:, -1]
@@ -160,11 +174,22 @@ class LanguageModel:
         return state
 
     @torch.inference_mode()
-    def decode(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
-        """Feed one token per request; the logits after it, `[batch, vocab]`."""
-        for ids, token in zip(state.token_ids, token_ids, strict=True):
+    def decode(self, state: DecodeState, token_ids: Sequence[int | None]) -> Tensor:
+        """Feed one token per request; the logits after it, `[batch, vocab]`.
+
+        None feeds padding to a request that has finished, whose logits then mean nothing.
+
+        Raises:
+            PromptTooLong: A request that has not finished would pass the context window.
+            ValueError: After an `extend` by different lengths, or a static cache is full.
+            BiasNotApplied: A plan for answer rows that some layer did not apply.
+        """
+        self._check_room(state, [None if token is None else 1 for token in token_ids], 1)
+        fed = [0 if token is None else token for token in token_ids]
+        for ids, token in zip(state.token_ids, fed, strict=True):
             ids.append(token)
-        state.logits = self._forward(state, torch.tensor(token_ids)[:, None], keep=1)[:, -1]
+        state.logits = self._forward(state, torch.tensor(fed)[:, None], keep=1)[:, -1]
+        state.run.check_applied(self.info.n_layers)
         return state.logits
 
     @torch.inference_mode()
@@ -172,14 +197,19 @@ class LanguageModel:
         """Feed several tokens per request at once; the logits after each, `[batch, query, vocab]`.
 
         Shorter continuations are padded on the right: take `state.rows()` afterwards, whose lengths
-        leave that padding out; `decode` may follow only where all have one length.
+        leave that padding out; `decode` may follow only where all have one length. Raises as `decode`.
         """
-        longest = max(len(c) for c in continuations)
+        lengths = [len(c) for c in continuations]
+        longest = max(lengths)
+        self._check_room(state, lengths, longest)
         ids = torch.zeros(len(continuations), longest, dtype=torch.int64)
         for row, tokens in enumerate(continuations):
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
             state.token_ids[row].extend(tokens)
-        return self._forward(state, ids, keep=longest)
+        logits = self._forward(state, ids, keep=longest)
+        state.logits = logits[:, -1] if min(lengths) == longest else torch.empty(0)
+        state.run.check_applied(self.info.n_layers)
+        return logits
 
     @torch.inference_mode()
     def resume(
@@ -192,15 +222,16 @@ class LanguageModel:
     ) -> DecodeState:
         """A fresh batch out of rows of others, to go on decoding; feeds nothing.
 
-        `logits` are empty until the next `decode`.
+        `logits` are empty until the next `decode`. The others may go on too: their receipts and these part.
         """
         lengths = [len(row.token_ids) for row in rows]
         width = max(lengths)
         pads = [width - length for length in lengths]
         cache = join_rows(rows, lengths, pads, width + new_tokens)
-        run = SteeringRun(steerings, pads, self.device, with_mass=like.with_mass, impl=like.impl)
+        branches = [steering.branch() for steering in steerings]
+        run = SteeringRun(branches, pads, self.device, with_mass=like.with_mass, impl=like.impl)
         tokens = [list(row.token_ids) for row in rows]
-        return DecodeState(list(steerings), tokens, pads, cache, run, width, torch.empty(0))
+        return DecodeState(branches, tokens, pads, cache, run, width, torch.empty(0))
 
     def receipt(self, state: DecodeState, row: int) -> Receipt:
         """What steering did so far in request `row`; masses need `with_mass`."""
@@ -233,7 +264,10 @@ class LanguageModel:
         # A finished request that waits for the others may pass the window's end; nobody reads its rows.
         positions = (columns[state.columns :] - pads).clamp(0, self.info.context_window - 1)
         state.run.fed_ends = [pad + len(ids) for pad, ids in zip(state.pads, state.token_ids, strict=True)]
-        arguments = {self._cache_argument: state.cache, "use_cache": True, "logits_to_keep": keep}
+        # As a tensor: given a number, Gemma 4 cuts the mask that its later layers get, which is our card.
+        # On the CPU: it indexes the last layer's output, which a device map may put anywhere.
+        kept = torch.arange(-keep, 0)
+        arguments = {self._cache_argument: state.cache, "use_cache": True, "logits_to_keep": kept}
         with steered_by(state.run):
             output = self.model(
                 input_ids=ids.to(self.device),
@@ -243,6 +277,28 @@ class LanguageModel:
             )
         state.columns = end
         return output.logits
+
+    def _check_room(self, state: DecodeState, lengths: Sequence[int | None], n_columns: int) -> None:
+        """Refuse to feed `lengths[i]` tokens (None: padding after the end) per request in `n_columns`."""
+        window, end = self.info.context_window, state.columns + n_columns
+        if n_columns < 1:
+            raise ValueError("tokens to feed must be at least one, got none")
+        if state.capacity is not None and end > state.capacity:
+            raise ValueError(
+                f"new_tokens of a prefill with a static cache must leave room for all that follows: "
+                f"it holds {state.capacity} columns, got {end}"
+            )
+        for row, (pad, ids, length) in enumerate(zip(state.pads, state.token_ids, lengths, strict=True)):
+            if pad + len(ids) != state.columns:
+                raise ValueError(
+                    f"requests must all end at column {state.columns} to go on, got request {row} ending at "
+                    f"{pad + len(ids)} (after an uneven extend, resume from state.rows())"
+                )
+            if length is not None and len(ids) + length > window:
+                raise PromptTooLong(
+                    f"request {row} must stay within the context window of {window}, "
+                    f"got {len(ids) + length} tokens"
+                )
 
     @staticmethod
     def _reusable(prefix: RowCache, request: Request, with_mass: bool) -> int:

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from salience_models.architecture import check_config, check_model
+from salience_models.architecture import check_config, check_implementation, check_model
 from salience_models.bundled import pull
 from salience_models.bundled_catalog import find_bundled
 from salience_models.cache_folder import default_cache_dir
@@ -30,7 +30,6 @@ from salience_models.errors import (
     ModelDoesNotFit,
     SourceNotFound,
     UnknownArchitecture,
-    UnsupportedAttention,
     WeightsUnreadable,
 )
 from salience_models.gguf_cache import convert_gguf, hash_file, load_converted_tokenizer
@@ -171,11 +170,7 @@ def _load_weights(folder: Path, *, attn_implementation: str, **options: Any) -> 
     )
     model, report = loaded
     check_report(folder.name, report)
-    if model.config._attn_implementation != attn_implementation:
-        raise UnsupportedAttention(
-            f"attention of {model.config.model_type} must run as {attn_implementation!r}, "
-            f"got {model.config._attn_implementation!r}"
-        )
+    check_implementation(model, attn_implementation)
     return model.eval().requires_grad_(False)
 
 

@@ -1,6 +1,7 @@
 """What the rest of Salience needs to know of a loaded model, in plain values."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,18 @@ def fingerprint_folder(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weights files transformers would read, by name: safetensors, else the older PyTorch format."""
-    return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    """The weights files transformers would read, by name: safetensors, else the older PyTorch format.
+
+    Of each format the one whole file, else the shards that the format's index names, there or not; other
+    precisions beside them (`model.fp16.safetensors`) and the other format's files do not count.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            return sorted({folder / shard for shard in json.loads(index.read_text())["weight_map"].values()})
+    return []
 
 
 def _widest(config: Any, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Receipts: where attention went, per block, layer and head, and where it would have gone unbiased.
 
 The unbiased mass is this layer's counterfactual given its already biased inputs, not the
-unmodified model's mass. Mass is not influence: `leave_one_out` in `scoring.py` measures that.
+unmodified model's mass. Mass is not influence: the harness measures that (`Harness.explain`).
 """
 
 from collections.abc import Callable
@@ -54,8 +54,10 @@ class Receipt:
 
     `question` covers the rows after the blocks (the last 64 of them at most), `answer` the
     generated or teacher-forced rows. `bias_nats` is what each layer added to each block
-    `[layer, block]` (NaN for target share, whose bias differs by row and head). `impls` names the
-    kernels that ran, `unreached` the (layer, block) pairs whose share could not be reached.
+    `[layer, block]` (NaN for target share, whose bias differs by row and head). `layers` are those in
+    which a steered row saw a block it was steered to. `impls` names the kernels that ran, `unreached` the
+    (layer, block) pairs that the plan named in vain: the block lay outside the layer's window of every
+    steered row, or share control would have needed more than its largest bias.
     """
 
     blocks: tuple[str, ...]
@@ -83,6 +85,13 @@ class Receipt:
         layers = list(self.layers) or list(range(mass.shape[0]))
         means = mass[layers].mean(axis=(0, 1))
         return {name: float(mean) for name, mean in zip(self.blocks, means[1:], strict=True)}
+
+    def __str__(self) -> str:
+        """A line per block: its share of attention, without the bias in brackets; then what ran where."""
+        unbiased = self.unbiased_shares()
+        lines = [f"{name}: {share:.1%} ({unbiased[name]:.1%})" for name, share in self.shares().items()]
+        where = f"{len(self.layers)} layers" if self.layers else "no layer"
+        return "\n".join([*lines, f"{self.method} in {where}, by {', '.join(self.impls)}"])
 
     def summary(self) -> dict[str, object]:
         """A small JSON-ready record for trial logs."""

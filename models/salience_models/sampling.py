@@ -26,9 +26,16 @@ class Sampling(BaseModel):
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    @field_validator("temperature")
+    @classmethod
+    def _no_overflow(cls, temperature: float) -> float:
+        if 0.0 < temperature < 1e-4:
+            raise ValueError(f"temperature must be 0 (greedy) or at least 0.0001, got {temperature:g}")
+        return temperature
 
     @field_validator("stop")
     @classmethod

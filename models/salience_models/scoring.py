@@ -73,6 +73,7 @@ def answer_with_draft(
     *,
     with_mass: bool = False,
     impl: str = "auto",
+    chunk_tokens: int | None = None,
     prefix: RowCache | Sequence[RowCache] | None = None,
     is_settled: Callable[[int, Sequence[int]], bool] = lambda row, tokens: False,
 ) -> list[DraftedAnswer]:
@@ -85,7 +86,14 @@ def answer_with_draft(
     """
     _check_continuations(requests, drafts)
     room = [max(max_new_tokens, len(draft)) for draft in drafts]
-    state = lm.prefill(requests, new_tokens=room, with_mass=with_mass, impl=impl, prefix=prefix)
+    state = lm.prefill(
+        requests,
+        new_tokens=room,
+        with_mass=with_mass,
+        impl=impl,
+        chunk_tokens=chunk_tokens,
+        prefix=prefix,
+    )
     logits = _teacher_forced(lm, state, drafts)
     scores = _scores(lm, state, logits, drafts)
     answers, open_rows = [], []

@@ -6,7 +6,7 @@ same spans are steered is one fused call.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -16,50 +16,24 @@ from torch import Tensor
 
 from salience_kernels import (
     LAST_ROWS,
+    TargetShareImpl,
     block_log_mass,
     key_bias_attention,
+    resolve_impl,
     solve_share_bias,
     target_share_attention,
 )
-from salience_models.attention import AttentionCall, Geometry, geometry
-from salience_models.bias_plan import BiasPlan, SteeringMethod
+from salience_models.attention import AttentionCall, Geometry, fused_attention, geometry
+from salience_models.bias_plan import SteeringMethod
 from salience_models.errors import BiasNotApplied, InvalidPlan
-from salience_models.receipts import MassLedger
+from salience_models.request_steering import RequestSteering
 
-__all__ = ["RequestSteering", "SteeringRun"]
+__all__ = ["SteeringRun"]
 
 _SHARE_RULES: dict[SteeringMethod, Literal["exact", "paper"]] = {
     SteeringMethod.TARGET_SHARE: "exact",
     SteeringMethod.TARGET_SHARE_PAPER: "paper",
 }
-
-
-@dataclass
-class RequestSteering:
-    """One request's plan and what its passes have found: it outlives the batch the request sits in."""
-
-    plan: BiasPlan
-    prompt_length: int
-    solved: dict[int, Tensor] = field(default_factory=dict)
-    """Per layer the biases `[block]` in nats that share control found on the question rows."""
-    unreached: set[tuple[int, str]] = field(default_factory=set)
-    """(layer, block) pairs whose share could not be reached (the block lies outside the window)."""
-    applied_layers: set[int] = field(default_factory=set)
-    impls: set[str] = field(default_factory=set)
-    """Kernel implementations that ran for this request."""
-    ledger: MassLedger = field(default_factory=MassLedger)
-
-    def layer_asks(self, layer: int) -> Tensor:
-        """What each block asks for in `layer`, `[block]`: nats, or a share under target share."""
-        if self.plan.method is SteeringMethod.SHARE_CONTROL:
-            return self.solved[layer]
-        return torch.tensor(self.plan.asks)
-
-    def heads_of(self, layer: int, n_heads: int) -> list[int] | None:
-        """Steered heads of `layer`; None = all."""
-        if self.plan.heads is None:
-            return None
-        return [head for at, head in self.plan.heads if at == layer and head < n_heads]
 
 
 class SteeringRun:
@@ -70,6 +44,9 @@ class SteeringRun:
         pads: Left padding per row.
         with_mass: Record achieved mass of the question rows and the answer rows.
         impl: Kernel implementation by name, or "auto".
+
+    Raises:
+        ValueError: No implementation of that name does what the plans ask.
     """
 
     def __init__(
@@ -82,13 +59,15 @@ class SteeringRun:
         impl: str = "auto",
     ) -> None:
         self.requests = list(requests)
+        _check_impl(impl, self.requests)
         self.pads = list(pads)
         self.with_mass = with_mass
         self.impl = impl
-        self.fed_ends: list[int] = []
+        self.fed_ends = [pad + r.prompt_length for pad, r in zip(self.pads, self.requests, strict=True)]
         """Per request the column after its last real token: what lies right of it is padding."""
         self.n_blocks = max((len(r.plan.spans) for r in self.requests), default=0)
-        width = max(pad + r.prompt_length for pad, r in zip(self.pads, self.requests, strict=True))
+        self._unchecked = [i for i, r in enumerate(self.requests) if r.plan.is_steering]
+        width = max(self.fed_ends)
         self._block_ids = torch.zeros(len(self.requests), width, dtype=torch.int64, device=device)
         for i, (pad, request) in enumerate(zip(self.pads, self.requests, strict=True)):
             for number, span in enumerate(request.plan.spans, start=1):
@@ -101,6 +80,11 @@ class SteeringRun:
         self._solve_shares(call, steered)
         start, end = call.query_start, call.query_start + call.query.shape[2]
         reached = [i for i in steered if self._first_affected(i) < end]
+        plain = None if reached or self.with_mass or self.impl != "auto" else fused_attention(call)
+        if plain is not None:
+            for request in self.requests:
+                request.impls.add("sdpa")
+            return plain
         cuts = {start, end}
         for i in reached:
             request = self.requests[i]
@@ -109,23 +93,37 @@ class SteeringRun:
             cuts.update(range(start, end, LAST_ROWS))  # one call measures no more of the answer's rows
         edges = sorted(cut for cut in cuts if start <= cut <= end)
         outs = [self._attend_rows(call, reached, a, b) for a, b in pairwise(edges)]
-        for i in steered:
-            self.requests[i].applied_layers.add(call.layer)
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
     def check_applied(self, n_layers: int) -> None:
-        """After a forward pass.
+        """After a whole prefill, or a later pass.
+
+        A request is due once a row that its plan steers has been fed. A block that lies outside a layer's
+        window is no failure: the layer was told, and the receipt lists the pair as `unreached`.
 
         Raises:
             BiasNotApplied: A request asked for steering and some layer it names did not apply it.
         """
-        for request in self.requests:
+        due = [i for i in self._unchecked if self._first_affected(i) < self.fed_ends[i]]
+        for i in due:
+            request = self.requests[i]
             wanted = {layer for layer in range(n_layers) if request.plan.steers_layer(layer)}
-            if request.plan.is_steering and (not wanted or wanted - request.applied_layers):
-                missing = sorted(wanted - request.applied_layers) or "all (none exists in this model)"
+            if not wanted or wanted - request.ran_layers:
+                missing = sorted(wanted - request.ran_layers) or "all (none exists in this model)"
                 raise BiasNotApplied(
                     f"the plan asked for steering, but these layers did not apply it: {missing}"
                 )
+        self._unchecked = [i for i in self._unchecked if i not in due]
+
+    def note_reused(self, end: int, layer_windows: Sequence[int | None]) -> None:
+        """Count the columns before `end`, whose keys and values a prefix that was steered alike provides."""
+        for pad, request in zip(self.pads, self.requests, strict=True):
+            length = request.prompt_length
+            edges = sorted({0, end - pad, *(row for row in request.plan.row_cuts(length) if row < end - pad)})
+            for layer, window in enumerate(layer_windows):
+                if request.plan.steers_layer(layer):
+                    for rows in pairwise(edges):
+                        request.note_seen(layer, window, rows, request.plan.active_spans(rows[0], length))
 
     def _solve_shares(self, call: AttentionCall, steered: Sequence[int]) -> None:
         """Share control: find this layer's biases from the question rows' own scores, once per request."""
@@ -172,7 +170,7 @@ class SteeringRun:
             request.solved[call.layer] = found.bias[row, : len(request.plan.spans)].cpu()
             for span, reached in zip(request.plan.spans, found.reached[row].tolist(), strict=False):
                 if span.share and not reached:
-                    request.unreached.add((call.layer, span.name))
+                    request.unsolved.add((call.layer, span.name))
 
     def _first_affected(self, i: int) -> int:
         request = self.requests[i]
@@ -199,6 +197,13 @@ class SteeringRun:
         request = self.requests[i]
         return request.plan.active_spans(max(0, column - self.pads[i]), request.prompt_length)
 
+    def _note_applied(self, rows: "_Rows", i: int, active: tuple[bool, ...]) -> None:
+        request, pad = self.requests[i], self.pads[i]
+        request.ran_layers.add(rows.call.layer)
+        # Padding on either side is no row of the request.
+        own = (max(0, rows.start - pad), min(rows.end, self.fed_ends[i]) - pad)
+        request.note_seen(rows.call.layer, rows.call.window, own, active)
+
     def _biased(self, rows: "_Rows", batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor:
         """Requests `batch` under a key bias, in one call."""
         call = rows.call
@@ -213,6 +218,8 @@ class SteeringRun:
         )
         for i in batch:
             self.requests[i].impls.add(result.impl)
+            if i in active:
+                self._note_applied(rows, i, active[i])
         if want:
             assert result.mass is not None
             before = result.mass if values is None else _counterfactual(result.mass, values)
@@ -237,6 +244,7 @@ class SteeringRun:
             impl=self.impl,
         )
         request.impls.add(f"target_share:{result.impl}")
+        self._note_applied(rows, i, active)
         out, mass, before = result.out, result.mass, result.mass_before
         chosen = request.heads_of(call.layer, call.query.shape[1])
         if chosen is not None:
@@ -273,7 +281,8 @@ class SteeringRun:
     def _key_bias(self, call: AttentionCall, batch: list[int], values: Tensor) -> Tensor:
         """Nats per key `[batch, 1 | head, key]` of this call's keys; equal across layers where values are."""
         key_count = call.key.shape[2]
-        cached = (call.key_offset, key_count, tuple(batch), values.shape, values.numpy().tobytes())
+        where = (call.key.device, call.key_offset, key_count)
+        cached = (*where, tuple(batch), values.shape, values.numpy().tobytes())
         if cached not in self._bias_cache:
             if len(self._bias_cache) >= 16:
                 self._bias_cache.clear()
@@ -282,10 +291,13 @@ class SteeringRun:
         return self._bias_cache[cached]
 
     def _blocks(self, call: AttentionCall) -> Tensor:
-        """Block number of each of this call's keys, int16 `[batch, key]`; 0 = rest and answer tokens."""
+        """Block number of each of this call's keys, int16 `[batch, key]`; 0 = rest and answer tokens.
+
+        On the layer's own device: a device map spreads layers over several.
+        """
         offset, count = call.key_offset, call.key.shape[2]
         ids = self._block_ids[:, offset : offset + count].to(torch.int16)
-        return F.pad(ids, (0, count - ids.shape[1]))
+        return F.pad(ids, (0, count - ids.shape[1])).to(call.key.device)
 
     def _receipt_start(self, i: int) -> int:
         """First measured column: of the question rows the last 64, however the prefill was cut."""
@@ -311,6 +323,17 @@ class SteeringRun:
             return
         is_answer = rows.start >= self.pads[i] + request.prompt_length
         request.ledger.add(rows.call.layer, is_answer, mass[:, keep].cpu(), before[:, keep].cpu())
+
+
+def _check_impl(impl: str, requests: Sequence[RequestSteering]) -> None:
+    """Refuse a name that some method in the batch has no implementation of, before anything runs."""
+    resolve_impl(impl)
+    for request in requests:
+        method = request.plan.method
+        if request.plan.is_steering and method in _SHARE_RULES and impl not in set(TargetShareImpl):
+            raise ValueError(
+                f"impl must be one of {', '.join(TargetShareImpl)} for {method.value}, got {impl!r}"
+            )
 
 
 class _KernelArguments(Geometry):

@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 from salience_experiments.errors import TrialsError, UnequalSets
-from salience_experiments.pairing import contrast_pairs, pair_trials, position_order, select_split
+from salience_experiments.pairing import (
+    arm_names,
+    contrast_pairs,
+    edits_prompt,
+    pair_trials,
+    position_order,
+    scopes_by_table,
+    select_split,
+)
 from salience_experiments.trials import Trial
 
 POSITIONS = ("first", "middle", "last")
@@ -93,9 +101,17 @@ def test_an_absent_arm_and_a_changed_question_are_refused():
         pair_trials(trials, "steer", "none")
 
 
-def test_edited_prompts_are_told():
-    trials = [t.model_copy(update={"prompt_sha256": "x"}) if t.arm == "steer" else t for t in make_set()]
-    assert not pair_trials(trials, "steer", "none").has_same_prompts
+def test_prompts_may_differ_only_where_an_arm_edits_them():
+    trials = make_set()
+    trials[-1] = trials[-1].model_copy(update={"prompt_sha256": "x"})
+    with pytest.raises(UnequalSets, match=r"arm 'steer' saw other prompts than arm 'none'.*3 at last"):
+        pair_trials(trials, "steer", "none")
+    assert not pair_trials(trials, "steer", "none", may_edit=True).has_same_prompts
+    assert pair_trials(make_set(), "steer", "none", may_edit=True).has_same_prompts
+    assert [edits_prompt(arm) for arm in ("reorder", "mine.arms:Mine", "logit_bias", "none")] == [
+        *(True, True),
+        *(False, False),
+    ]
 
 
 def test_contrasts_default_to_every_arm_against_the_baseline():
@@ -103,18 +119,34 @@ def test_contrasts_default_to_every_arm_against_the_baseline():
     assert contrast_pairs({"baseline": "a"}, ["none", "a"]) == [("none", "a")]
 
 
-def test_a_contrast_may_name_all_cells_of_an_arm():
-    labels = ["none", "steer[strength=1]", "steer[strength=2]", "steer_more"]
-    spec = {"contrasts": [["steer", "none"], ["steer[strength=2]", "steer[strength=1]"]]}
-    assert contrast_pairs(spec, labels) == [
-        ("steer[strength=1]", "none"),
-        ("steer[strength=2]", "none"),
-        ("steer[strength=2]", "steer[strength=1]"),
-    ]
-    with pytest.raises(TrialsError, match="contrast names arm 'gone'"):
-        contrast_pairs({"contrasts": [["gone", "none"]]}, labels)
-    with pytest.raises(TrialsError, match="must name one baseline cell"):
-        contrast_pairs({"contrasts": [["none", "steer"]]}, labels)
+def test_contrasts_name_cells_exactly():
+    labels = ["none", "steer[strength=1]", "steer[strength=2]"]
+    spec = {"contrasts": [["steer[strength=2]", "steer[strength=1]"]]}
+    assert contrast_pairs(spec, labels) == [("steer[strength=2]", "steer[strength=1]")]
+    with pytest.raises(TrialsError, match=r"contrasts must name arms .*, got 'steer'"):
+        contrast_pairs({"contrasts": [["steer", "none"]]}, labels)
+
+
+def test_every_cell_of_a_grid_knows_its_arm():
+    arms = [{"arm": "none"}, {"arm": "logit_bias", "params": {"strength": [1.0, 2.0]}}]
+    assert arm_names({"arms": [*arms, {"arm": "share_control", "label": "mine"}]}) == {
+        "none": "none",
+        "logit_bias[strength=1]": "logit_bias",
+        "logit_bias[strength=2]": "logit_bias",
+        "mine": "share_control",
+    }
+    with pytest.raises(TrialsError, match="arms must be those of a spec"):
+        arm_names({"arms": [{"weights": "recall"}]})
+
+
+def test_a_table_of_contrasts_has_its_own_scopes():
+    assert scopes_by_table(POSITIONS, with_u=True) == {
+        "pooled": ("all",),
+        "by_position": POSITIONS,
+        "u": ("U",),
+    }
+    assert "u" not in scopes_by_table(POSITIONS, with_u=False)
+    assert "u" not in scopes_by_table(("first", "last"), with_u=True)
 
 
 def test_positions_run_from_start_to_end():

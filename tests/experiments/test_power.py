@@ -1,16 +1,12 @@
-import math
-
 import numpy as np
 import pytest
 
-from salience_experiments.power import (
-    format_power,
-    least_detectable_effect,
-    power_for_spec,
-    required_n,
-    simulated_power,
-)
+from salience_experiments.power import count_items, format_power, power_for_spec
+from salience_experiments.report.analysis import summarise
+from salience_experiments.spec import PowerSpec
 from salience_experiments.trials import Trial
+
+SPEC = {"arms": [{"arm": "none"}, {"arm": "logit_bias", "params": {"strength": [1.0, 2.0]}}]}
 
 
 def make_pilot(n=60):
@@ -19,7 +15,11 @@ def make_pilot(n=60):
     for index in range(n):
         for position in ("first", "middle", "last"):
             hit = rng.random() < 0.6
-            for arm, flips in (("none", 0.0), ("steer[x=1]", 0.2), ("steer[x=2]", 0.3)):
+            for arm, flips in (
+                ("none", 0.0),
+                ("logit_bias[strength=1]", 0.2),
+                ("logit_bias[strength=2]", 0.3),
+            ):
                 metric = float(hit != (rng.random() < flips))
                 trials.append(
                     Trial(
@@ -38,76 +38,68 @@ def make_pilot(n=60):
     return trials
 
 
-def test_formula_matches_connors_mcnemar_size():
-    # (1.959964·√0.2 + 0.841621·√(0.2 − 0.1²))² / 0.1² = 154.2
-    assert required_n(0.10, discordance=0.20).n_formula == 155
-
-
-def test_formula_matches_the_textbook_paired_mean_size():
-    # (1.959964 + 0.841621)² · (0.5 / 0.1)² = 196.2
-    assert required_n(0.10, sd=0.5).n_formula == 197
-
-
-def test_simulation_raises_n_until_the_exact_test_has_the_power():
-    size = required_n(0.10, discordance=0.20)
-    assert size.n > size.n_formula
-    assert size.power == pytest.approx(0.80, abs=0.03)
-    assert simulated_power(size.n, 0.10, discordance=0.20, seed=9) == pytest.approx(0.80, abs=0.03)
-
-
-def test_without_an_effect_the_power_is_at_most_alpha():
-    assert simulated_power(200, 0.0, discordance=0.2) <= 0.055
-    assert simulated_power(200, 0.0, sd=1.0) == pytest.approx(0.05, abs=0.015)
-
-
-@pytest.mark.parametrize("spread", [{"discordance": 0.25}, {"sd": 0.7}])
-def test_least_detectable_effect_inverts_the_required_n(spread):
-    effect = least_detectable_effect(500, **spread)
-    assert required_n(effect, **spread).n_formula == pytest.approx(500, abs=1)
-
-
-def test_too_few_pairs_can_show_nothing():
-    assert math.isinf(least_detectable_effect(10, discordance=0.1))
-    assert math.isinf(least_detectable_effect(1, sd=1.0))
-
-
-def test_more_power_and_stricter_alpha_need_more():
-    plain = required_n(0.05, sd=0.4).n
-    assert required_n(0.05, sd=0.4, power=0.9).n > plain
-    assert required_n(0.05, sd=0.4, alpha=0.01).n > plain
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"effect": 0.0, "sd": 1.0}, "effect must not be zero"),
-        ({"effect": 0.3, "discordance": 0.2}, "effect must be at most the discordance"),
-        ({"effect": 0.1}, "exactly one of discordance and sd"),
-        ({"effect": 0.1, "sd": 1.0, "discordance": 0.2}, "exactly one of discordance and sd"),
-        ({"effect": 0.1, "sd": math.nan}, "sd must be finite"),
-        ({"effect": 0.1, "sd": 1.0, "alpha": 0.0}, "alpha and power must be in"),
-    ],
-)
-def test_impossible_questions_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        required_n(**arguments)
-
-
 def test_a_spec_without_a_pilot_uses_its_assumptions_and_says_so():
-    spec = {"baseline": "none", "power": {"effect": 0.1, "discordance": 0.3}}
-    needs = power_for_spec(spec, labels=["none", "a", "b"])
-    assert {(need.arm, need.baseline) for need in needs} == {("a", "none"), ("b", "none")}
-    assert {need.alpha for need in needs} == {0.025}
+    spec = SPEC | {"power": {"effect": 0.1, "discordance": 0.3}}
+    needs = power_for_spec(spec)
+    assert {(need.arm, need.baseline) for need in needs} == {
+        ("logit_bias[strength=1]", "none"),
+        ("logit_bias[strength=2]", "none"),
+    }
+    assert {need.spread.source for need in needs} == {"assumed"}
     text = format_power(needs)
-    assert "a vs none" in text
-    assert "assumed" in text
+    assert "logit_bias[strength=1] vs none" in text
+    assert "discordance 0.3" in text
     assert str(needs[0].size.n) in text
 
 
 def test_a_pilot_replaces_the_assumptions():
-    needs = power_for_spec({"contrasts": [["steer", "none"]]}, make_pilot())
-    rates = {need.arm: need.spread for need in needs if need.measure == "accuracy at middle"}
-    assert rates["steer[x=1]"] == pytest.approx(0.2, abs=0.1)
-    assert rates["steer[x=2]"] == pytest.approx(0.3, abs=0.1)
-    assert {need.source for need in needs} == {"pilot n=60"}
-    assert {"U", "log-probability", "score, all positions"} <= {need.measure for need in needs}
+    needs = power_for_spec(SPEC, make_pilot())
+    rates = {need.arm: need.spread.amount for need in needs if need.spread.kind == "discordance"}
+    assert rates["logit_bias[strength=1]"] == pytest.approx(0.2, abs=0.1)
+    assert rates["logit_bias[strength=2]"] == pytest.approx(0.3, abs=0.1)
+    assert {need.spread.source for need in needs} == {"pilot n=60"}
+    assert {(need.measure, need.scope) for need in needs} == {
+        *(("metric", scope) for scope in ("all", "first", "middle", "last", "U")),
+        *(("gold_logprob", scope) for scope in ("all", "first", "middle", "last")),
+    }
+
+
+def test_alpha_is_the_strictest_of_the_reports_own_families():
+    trials = make_pilot()
+    summary = summarise(SPEC, trials, "dev", seed=0)
+    tables = [table for measure in summary.measures for table in measure.contrasts.values()]
+    in_report = {(c.measure, c.scope): 0.05 / len(table) for table in tables for c in table}
+    planned = {(need.measure, need.scope): need.alpha for need in power_for_spec(SPEC, trials)}
+    assert planned == in_report
+    assert planned["metric", "middle"] == pytest.approx(0.05 / 6)
+    assert planned["metric", "all"] == pytest.approx(0.05 / 2)
+
+
+@pytest.mark.parametrize("fields", [{"metric": "gold_logprob"}, {"max_new_tokens": 0}])
+def test_accuracy_is_not_planned_for_where_none_will_be_judged(fields):
+    needs = power_for_spec(SPEC | fields)
+    assert {need.measure for need in needs} == {"gold_logprob"}
+    assert "accuracy" not in format_power(needs)
+
+
+def test_the_n_of_the_spec_stands_beside_the_n_needed():
+    task = {"name": "kv", "params": {"n_keys": 10, "n_items": 63}}
+    counts = {split: count_items({"task": task, "split": split}) for split in ("test", "all", "dev")}
+    assert counts == {"test": 50, "all": 50, "dev": 13}
+    assert count_items({"task": {"name": "qa", "params": {"file": "x"}}}) is None
+    head, first, *_ = format_power(power_for_spec(SPEC | {"task": task, "split": "test"})).splitlines()
+    assert "n in spec" in head
+    assert first.split()[-2] == "50"
+
+
+def test_a_pilot_without_spread_cannot_tell_an_n():
+    trials = [t.model_copy(update={"metric": 1.0, "gold_logprob": -1.0}) for t in make_pilot(5)]
+    needs = power_for_spec(SPEC, trials)
+    assert {need.size for need in needs} == {None}
+    assert format_power(needs).count("cannot tell: no spread in the pilot") == len(needs)
+
+
+def test_the_specs_own_defaults_are_the_assumptions():
+    needs = power_for_spec(SPEC)
+    assert {need.effect for need in needs if need.measure == "metric"} == {PowerSpec().effect}
+    assert {n.spread.amount for n in needs if n.measure == "gold_logprob"} == {PowerSpec().sd_nats}

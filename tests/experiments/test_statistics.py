@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ from scipy import stats
 
 from salience_experiments.statistics import (
     clustered_mean,
+    family_size,
     holm,
     mcnemar_exact,
     paired_difference,
     sign_flip_test,
+    unanimous_interval,
     wilson_interval,
 )
 
@@ -54,6 +57,27 @@ def test_mcnemar_matches_scipys_binomial_test(gained, lost, tied):
 def test_mcnemar_refuses_graded_scores():
     with pytest.raises(ValueError, match="must be 0 or 1"):
         mcnemar_exact([0.5, 1], [0, 1])
+
+
+@pytest.mark.parametrize(("gained", "n", "end"), [(0, 16, "high"), (0, 1, "high"), (16, 16, "low")])
+def test_unanimous_interval_ends_where_tangos_score_test_rejects(gained, n, end):
+    delta = getattr(unanimous_interval(gained / n, n), end)
+    minus_b = gained - (2 * n - gained) * delta  # of the quadratic a q² + b q + c = 0; no pair lost: c = 0
+    lost_share = max(0.0, minus_b) / (2 * n)
+    score = (gained - n * delta) / math.sqrt(n * (2 * lost_share + delta * (1 - delta)))
+    assert abs(score) == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_unanimous_interval_is_symmetric_and_refuses_other_differences():
+    none, all_gained, all_lost = (unanimous_interval(difference, 20) for difference in (0, 1, -1))
+    assert none.low == -none.high
+    assert (all_gained.low, all_gained.high) == (-all_lost.high, -all_lost.low)
+    with pytest.raises(ValueError, match="difference must be -1, 0 or 1"):
+        unanimous_interval(0.5, 20)
+
+
+def test_a_family_is_every_contrast_at_every_scope():
+    assert family_size(7, ("first", "middle", "last")) == 21
 
 
 def test_holm_matches_the_worked_example():

@@ -5,7 +5,13 @@ import pytest
 
 from salience_experiments.pairing import PairedSet
 from salience_experiments.statistics import Interval, MeanDifference, paired_difference
-from salience_experiments.verdict import Verdict, compare, detectable_effect, judge
+from salience_experiments.verdict import (
+    Verdict,
+    compare,
+    detectable_effect,
+    equivalence_questions,
+    judge,
+)
 
 
 def make_difference(estimate, half_95, half_90=None, n=400, sd=0.3):
@@ -57,12 +63,28 @@ def test_nothing_is_equivalent_without_a_margin():
     assert judge(make_difference(0, 0.001), 1.0, margin=None) is Verdict.INCONCLUSIVE
 
 
-@pytest.mark.parametrize(("n", "expected"), [(9, "inconclusive"), (100, "inconclusive"), (140, "equivalent")])
+@pytest.mark.parametrize(("n", "expected"), [(9, "inconclusive"), (132, "inconclusive"), (133, "equivalent")])
 def test_few_questions_that_all_agree_do_not_prove_equivalence(n, expected):
     ones = np.ones(n)
     difference = paired_difference(ones, ones, [str(i) for i in range(n)], n_resamples=200)
     assert difference.interval_90.lies_within(0.0)
     assert str(judge(difference, 1.0, margin=0.02)) == expected
+
+
+def test_equivalence_needs_as_many_questions_as_the_margin_is_small():
+    assert [equivalence_questions(margin) for margin in (0.02, 0.1, 0.5)] == [133, 25, 10]
+
+
+def test_unanimous_outcomes_get_a_score_interval_not_certainty():
+    ones = np.ones((16, 3))
+    (same,) = compare([make_pair(ones, ones)], ["all"])
+    assert same.difference.interval.high == pytest.approx(1.96**2 / (16 + 1.96**2), abs=1e-4)
+    assert same.verdict is Verdict.INCONCLUSIVE
+    (gained,) = compare([make_pair(ones, 0 * ones)], ["first"])
+    assert (gained.verdict, gained.difference.interval.high) == (Verdict.IMPROVED, 1.0)
+    assert gained.difference.interval.low == pytest.approx(0.613, abs=1e-3)
+    (graded,) = compare([make_pair(0.75 * ones, 0.25 * ones)], ["all"])
+    assert not graded.difference.interval.has_width
 
 
 def test_detectable_effect_follows_the_spread_and_the_exact_tests_floor():

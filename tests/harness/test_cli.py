@@ -16,7 +16,7 @@ from salience import Harness, Sampling, Steering, SteeringMethod
 from salience.cli import doctor, main, options
 from salience.cli.options import read_memories, steering_from
 from salience_kernels import KeyBiasImpl
-from salience_models import LanguageModel
+from salience_models import LanguageModel, Phase
 
 ROOMS = [
     str(Path(__file__).resolve().parents[2] / room)
@@ -125,6 +125,7 @@ def test_strength_goes_to_what_the_method_takes():
     assert steering_from(SteeringMethod.TARGET_SHARE, 0.3) == Steering(
         method=SteeringMethod.TARGET_SHARE, share=0.3
     )
+    assert steering_from(None, None, Phase.DECODE) == Steering(phase=Phase.DECODE)
 
 
 def test_no_command_shows_help_and_wrong_usage_says_so(capsys: pytest.CaptureFixture[str]):
@@ -142,6 +143,7 @@ def test_no_command_shows_help_and_wrong_usage_says_so(capsys: pytest.CaptureFix
         assert message in err
         assert "Traceback" not in err
     assert main(["--help"]) == 0
+    assert run(capsys, "--version").strip() == metadata.version("salience")
     assert main(["chat", "--help"]) == 0
 
 
@@ -220,8 +222,9 @@ def test_settings_reach_the_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(
         "salience.harness.LanguageModel.load", lambda source, **keywords: seen.update(keywords, source=source)
     )
-    options.load_harness(Console(), "some/model", "cpu", "float32", Steering())
-    assert (seen["source"], seen["cache_dir"], seen["dtype"]) == ("some/model", tmp_path, "float32")
+    options.load_harness(Console(), "some/model", "v2", "cpu", "float32", Steering())
+    assert (seen["source"], seen["revision"], seen["dtype"]) == ("some/model", "v2", "float32")
+    assert seen["cache_dir"] == tmp_path
 
 
 def test_input_that_ends_too_early_is_no_ctrl_c(

@@ -176,7 +176,7 @@ def _add_shares(bias: Tensor, weights: Tensor, plan: BiasPlan, rows: list[Tensor
 
 
 def _share_nats(mass: dict[int, float], wanted: dict[int, float], plan: BiasPlan) -> dict[int, float]:
-    """Design card §2: bias per raised block, relative to everything else's 0."""
+    """The README of the kernels room: bias per raised block, relative to everything else's 0."""
     if plan.method is SteeringMethod.TARGET_SHARE_PAPER:
         nats = {m: math.log(t / mass[m]) for m, t in wanted.items()}
         return {m: max(0.0, b) if plan.only_raise else b for m, b in nats.items()}

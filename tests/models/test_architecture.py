@@ -49,6 +49,8 @@ def test_softcap_and_several_eos_are_reported() -> None:
         ("rwkv", "RwkvForCausalLM"),
         ("bloom", "BloomForCausalLM"),
         ("mpt", "MptForCausalLM"),
+        ("roberta", "positions must count from 0, got roberta"),
+        ("xlm-roberta", "positions must count from 0"),
         ("llama4_text", "chunked_attention"),
         ("recurrent_gemma", "linear_attention|recurrent"),
         ("qwen3_next", "linear_attention"),

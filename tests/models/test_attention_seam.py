@@ -23,7 +23,8 @@ from salience_models.errors import (
     UnsupportedMask,
 )
 from salience_models.language_model import LanguageModel, Request
-from salience_models.steering import RequestSteering, SteeringRun
+from salience_models.request_steering import RequestSteering
+from salience_models.steering import SteeringRun
 
 Factory = Callable[..., Any]
 
@@ -185,6 +186,48 @@ def test_scores_with_a_position_bias_are_refused() -> None:
         attention._attention(
             torch.nn.Identity(), heads, heads, heads, None, position_bias=torch.zeros(1, 2, 3, 3)
         )
+
+
+@pytest.mark.parametrize("name", ["sinks", "indices", "block_indices"])
+def test_selections_of_keys_are_refused(name: str) -> None:
+    heads = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(UnsupportedAttention, match=r"selection of keys|got sinks"):
+        attention._attention(torch.nn.Identity(), heads, heads, heads, None, **{name: torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_keys", "start", "changes", "expected"),
+    [
+        (12, 12, 0, {}, True),
+        (12, 40, 0, {}, True),
+        (1, 40, 11, {}, True),
+        (1, 12, 11, {"window": 12}, True),
+        (1, 16, 40, {"key_offset": 25, "window": 16}, True),
+        (1, 12, 11, {"window": 11}, False),
+        (4, 12, 8, {}, False),
+        (12, 12, 0, {"window": 8}, False),
+        (12, 12, 0, {"softcap": 2.0}, False),
+        (12, 12, 0, {"sinks": torch.zeros(4)}, False),
+        (12, 12, 0, {"key_start": torch.tensor([3])}, False),
+    ],
+)
+def test_maskless_attention_is_chosen_only_where_it_is_exact(
+    n_rows: int,
+    n_keys: int,
+    start: int,
+    changes: dict[str, Any],
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU here, by the helper that CUDA takes; the kernels' own attention is the truth."""
+    query, key = torch.randn(1, 4, n_rows, 8), torch.randn(1, 2, n_keys, 8)
+    fields = {"layer": 0, "query_start": start, "key_offset": 0, "key_start": None, "scale": 0.5}
+    fields |= {"window": None, "softcap": None, "sinks": None} | changes
+    call = AttentionCall(query=query, key=key, value=key.flip(2), **fields)
+    assert attention.is_maskless(call) == expected
+    assert attention.fused_attention(call) is None
+    if expected:
+        torch.testing.assert_close(attention.maskless_attention(call), plain_attention(call))
 
 
 class Recorder:

@@ -246,6 +246,8 @@ def is_valid(plan: BiasPlan, length: int) -> bool:
         (18, 0.0, 1.0, range(18)),
         (5, 0.5, 1.0, range(3, 5)),
         (4, 0.25, 0.5, [1]),
+        (25, 0.28, 1.0, range(7, 25)),
+        (25, 0.0, 0.28, range(7)),
     ],
 )
 def test_depth_picks_layers_by_fraction(

@@ -50,6 +50,14 @@ def test_earlier_views_survive_later_appends() -> None:
     assert torch.equal(early, states)
 
 
+@pytest.mark.parametrize("change", ["reset", "crop", "reorder_cache", "batch_select_indices", "offload"])
+def test_growing_layer_refuses_to_be_rearranged(change: str) -> None:
+    layer = GrowingLayer()
+    layer.update(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))
+    with pytest.raises(NotImplementedError, match="only appends"):
+        getattr(layer, change)(-1)
+
+
 def test_each_kind_builds_its_cache(tiny_name: str, language_model: Factory) -> None:
     config = language_model(tiny_name).model.config
     growing = build_cache(CacheKind.GROWING, config, 40)
@@ -175,6 +183,22 @@ def test_one_prefix_serves_a_padded_batch_of_other_plans(
     ]
     reused = step_logits(lm, requests, ANSWER, prefix=prefix)
     assert_close(reused, step_logits(lm, requests, ANSWER))
+
+
+def test_each_request_may_have_a_prefix_of_its_own(
+    language_model: Factory,
+    draw_tokens: Factory,
+    plan_of: Factory,
+    step_logits: Factory,
+    assert_close: Factory,
+) -> None:
+    lm = language_model("gemma3")
+    requests = [
+        Request(draw_tokens(45 - n, seed=n), plan_of(method, query_scope="question"))
+        for n, method in enumerate(SteeringMethod)
+    ]
+    rows = lm.prefill([Request(r.token_ids[: 30 + n]) for n, r in enumerate(requests)]).rows()
+    assert_close(step_logits(lm, requests, ANSWER, prefix=rows), step_logits(lm, requests, ANSWER))
 
 
 def test_reused_positions_are_not_computed_again(

@@ -26,7 +26,7 @@ from salience_models.errors import (
     WeightsUnreadable,
 )
 from salience_models.loader import LoadedModel, load_model
-from salience_models.model_info import fingerprint_folder
+from salience_models.model_info import fingerprint_folder, weight_files
 from salience_models.placement import check_fits, count_parameters
 
 TinyModel = Callable[..., PreTrainedModel]
@@ -97,6 +97,16 @@ def test_load_is_silent_and_leaves_verbosity_as_it_was(
     captured = capfd.readouterr()
     assert (captured.out, captured.err, caplog.records, caught) == ("", "", [], [])
     assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
+
+
+def test_files_of_other_formats_and_precisions_do_not_count(llama_folder: Path) -> None:
+    """An index of the older format without its shards, and a second precision, beside safetensors."""
+    before = fingerprint_folder(llama_folder)
+    index = {"weight_map": {"lm_head.weight": "pytorch_model-00001-of-00002.bin"}}
+    (llama_folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (llama_folder / "model.fp16.safetensors").write_bytes(b"half")
+    assert weight_files(llama_folder) == [llama_folder / "model.safetensors"]
+    assert load_model(llama_folder, device="cpu").info.weights_sha256 == before
 
 
 @pytest.mark.parametrize(

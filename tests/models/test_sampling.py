@@ -94,6 +94,8 @@ def test_bf16_logits_are_read_in_float32() -> None:
         ({"min_p": 1.0}, "less than 1"),
         ({"max_new_tokens": 0}, "greater than or equal to 1"),
         ({"seed": -1}, "greater than or equal to 0"),
+        ({"seed": 2**64}, "less than"),
+        ({"temperature": 1e-5}, r"0 \(greedy\) or at least 0.0001, got 1e-05"),
         ({"beams": 4}, "Extra inputs"),
     ],
 )

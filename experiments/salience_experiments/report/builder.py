@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from salience_experiments.durable_files import write_atomically
 from salience_experiments.errors import TrialsError
 from salience_experiments.manifests import Run, read_run
-from salience_experiments.pairing import select_split
-from salience_experiments.report.analysis import SplitSummary, summarise
+from salience_experiments.pairing import Measure, select_split
+from salience_experiments.report.analysis import MeasureSummary, SplitSummary, summarise
 from salience_experiments.report.document import Alarm, Block, Figure, Heading, Paragraph, render_markdown
-from salience_experiments.report.figures import draw_figures
+from salience_experiments.report.figures import Origin, draw_figures
+from salience_experiments.report.findings import describe_findings
 from salience_experiments.report.html import render_html
-from salience_experiments.report.tables import (
-    METHODS,
-    cell_table,
-    contrast_table,
-    cost_table,
-    header_table,
-    u_table,
-)
-from salience_experiments.verdict import ACCURACY_MARGIN, Contrast
+from salience_experiments.report.tables import METHODS, cell_table, contrast_table, header_table, u_table
+from salience_experiments.spec import ANALYSIS_FIELDS
 
+_FIGURES: dict[Measure, str] = {"metric": "accuracy_by_position", "gold_logprob": "logprob_difference"}
 _FIGURE_FOLDER = "figures"
 
 
@@ -31,7 +28,7 @@ def build_report(
     result_dirs: Path | Sequence[Path],
     out_dir: Path | None = None,
     *,
-    logprob_margin_nats: float | None = None,
+    analysis: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write report.md, report.html and figures/*.png, *.svg from runs' manifests and trials; return their
     paths.
@@ -42,8 +39,9 @@ def build_report(
     Args:
         result_dirs: One run directory or several; each becomes a section.
         out_dir: Default: `report` inside the run directory; required for several.
-        logprob_margin_nats: Half-width of equivalence for log-probabilities; default the spec's
-            `logprob_margin_nats`; without either no log-probability contrast is called equivalent.
+        analysis: Fields of a spec as it is now, all of it or some. Its `ANALYSIS_FIELDS` (baseline,
+            contrasts, metric, ...) stand in for the manifest's, and the header says which differ; others,
+            which decided what was run, are not read. For a single run.
 
     Raises:
         TrialsError: A directory holds no run, or its files are damaged.
@@ -51,30 +49,30 @@ def build_report(
     paths = [result_dirs] if isinstance(result_dirs, Path) else [Path(path) for path in result_dirs]
     if not paths:
         raise ValueError("result_dirs must name at least one run, got none")
-    if out_dir is None:
-        if len(paths) > 1:
-            raise ValueError(f"out_dir must be given for several runs, got {len(paths)} runs")
-        out_dir = paths[0] / "report"
+    if len(paths) > 1 and (out_dir is None or analysis is not None):
+        raise ValueError(f"out_dir must be given for several runs, and analysis not, got {len(paths)} runs")
+    out_dir = out_dir or paths[0] / "report"
     runs = [read_run(path) for path in paths]
     prefixes = [_prefix(index, run) if len(runs) > 1 else "" for index, run in enumerate(runs)]
     blocks: list[Block] = []
     for run, prefix in zip(runs, prefixes, strict=True):
-        blocks += _run_blocks(run, prefix, logprob_margin_nats)
+        blocks += _run_blocks(run, prefix, analysis or {})
     title = ", ".join(dict.fromkeys(run.manifest.spec_name for run in runs))
     return _write(out_dir, title, blocks)
 
 
-def _run_blocks(run: Run, prefix: str, logprob_margin_nats: float | None) -> list[Block]:
+def _run_blocks(run: Run, prefix: str, analysis: Mapping[str, Any]) -> list[Block]:
     manifest = run.manifest
-    seed = manifest.spec.get("seed")
+    given = {field: _plain(analysis[field]) for field in sorted(ANALYSIS_FIELDS) if field in analysis}
+    changed = [field for field, value in given.items() if manifest.spec.get(field) != value]
+    spec = manifest.spec | given
+    seed = spec.get("seed")
     seed = seed if isinstance(seed, int) and seed >= 0 else 0
-    if logprob_margin_nats is None:
-        logprob_margin_nats = manifest.spec.get("logprob_margin_nats")
     tests, tuning = select_split(run.trials, "test"), select_split(run.trials, "dev")
     if len(tests) + len(tuning) != len(run.trials):
         raise TrialsError(f"{run.path} must split its items into dev and test, got other splits too")
     summaries = [
-        summarise(manifest, trials, split, logprob_margin_nats=logprob_margin_nats, seed=seed)
+        summarise(spec, trials, split, seed=seed)
         for split, trials in (("test", tests), ("dev", tuning))
         if trials
     ]
@@ -82,26 +80,42 @@ def _run_blocks(run: Run, prefix: str, logprob_margin_nats: float | None) -> lis
     if not run.trials:
         gaps.append("no trial is there")
     mark = " (INCOMPLETE)" if gaps else ""
-    blocks: list[Block] = [Heading(1, f"{manifest.spec_name}{mark}")]
-    if gaps:
-        blocks.append(Alarm(f"INCOMPLETE: {'; '.join(dict.fromkeys(gaps))}. These numbers are not a result."))
-    if manifest.dirty:
-        blocks.append(Alarm("The working tree was dirty: the commit alone does not reproduce this run."))
-    if manifest.error:
-        blocks.append(Alarm(f"The run ended with an error: {manifest.error}"))
-    blocks.append(header_table(run, seed))
+    blocks: list[Block] = [Heading(1, f"{manifest.spec_name}{mark}"), *_alarms(run, gaps)]
+    blocks += describe_findings(summaries[0]) if summaries else []
+    if description := str(spec.get("description") or ""):
+        blocks.append(Paragraph(description))
+    blocks.append(header_table(run, seed, changed))
+    note = "INCOMPLETE" if gaps else f"FIRST {manifest.limit} ITEMS ONLY" * (manifest.limit is not None)
+    origin = Origin(manifest.spec_name, str(manifest.model.get("source", "unnamed model")), note)
     for index, summary in enumerate(summaries):
-        figures = draw_figures(summary, prefix, "INCOMPLETE" if gaps else "") if index == 0 else []
-        blocks += _split_blocks(summary, figures, mark, logprob_margin_nats)
+        figures = draw_figures(summary, prefix, origin) if index == 0 else []
+        blocks += _split_blocks(summary, figures, mark)
     return blocks
 
 
-def _split_blocks(
-    summary: SplitSummary, figures: Sequence[Figure], mark: str, logprob_margin_nats: float | None
-) -> list[Block]:
+def _plain(value: Any) -> Any:
+    """As a manifest holds it: tuples are lists there."""
+    return json.loads(json.dumps(value))
+
+
+def _alarms(run: Run, gaps: Sequence[str]) -> list[Block]:
+    manifest = run.manifest
+    alarms: list[Block] = []
+    if gaps:
+        alarms.append(Alarm(f"INCOMPLETE: {'; '.join(dict.fromkeys(gaps))}. These numbers are not a result."))
+    if manifest.limit is not None:
+        alarms.append(
+            Alarm(f"LIMITED: only the first {manifest.limit} items of the spec were run. This is a dry run.")
+        )
+    if manifest.dirty:
+        alarms.append(Alarm("The working tree was dirty: the commit alone does not reproduce this run."))
+    if manifest.error:
+        alarms.append(Alarm(f"The run ended with an error: {manifest.error}"))
+    return alarms
+
+
+def _split_blocks(summary: SplitSummary, figures: Sequence[Figure], mark: str) -> list[Block]:
     title = "Test items" if summary.split == "test" else "Development slice: for tuning, not a headline"
-    margin = f"±{ACCURACY_MARGIN * 100:g} points" if summary.is_unit_scale else "not set"
-    nats = "not set" if logprob_margin_nats is None else f"±{logprob_margin_nats:g} nats"
     n_trials = f"{summary.n_items} items from {summary.n_questions} questions, {len(summary.arms)} arms"
     blocks: list[Block] = [
         Heading(2, f"{title}{mark}"),
@@ -109,36 +123,32 @@ def _split_blocks(
     ]
     blocks += [Alarm(f"Not compared: {refusal}") for refusal in summary.refusals]
     named = {figure.name.rsplit("-", 1)[-1]: figure for figure in figures}
+    primary, *others = summary.measures
 
     def add(heading: str, contents: Sequence[Block | None]) -> None:
         if present := [block for block in contents if block is not None]:
             blocks.extend([Heading(3, heading), *present])
 
-    def contrasts(rows: Sequence[Contrast], heading: str, width: str) -> Block | None:
-        return contrast_table(summary, rows, heading, width) if rows else None
-
-    add("By arm and position", [named.get("accuracy_by_position"), cell_table(summary)])
-    add(
-        "Paired differences",
-        [
-            Paragraph(METHODS) if summary.pooled else None,
-            contrasts(summary.pooled, "All positions pooled", margin),
-            contrasts(summary.by_position, "By position", margin),
-        ],
-    )
-    add("Lost in the middle: U", [u_table(summary) if summary.u_scores else None])
-    add(
-        "Gold-answer log-probability",
-        [
-            named.get("logprob_difference"),
-            Paragraph(METHODS) if summary.logprob_pooled and not summary.pooled else None,
-            contrasts(summary.logprob_pooled, "All positions pooled", nats),
-            contrasts(summary.logprob_by_position, "By position", nats),
-        ],
-    )
+    add("By arm and position", [named.get(_FIGURES[primary.measure]), cell_table(summary, primary)])
+    if primary.contrasts["pooled"]:
+        add("Paired differences", [Paragraph(METHODS), *_contrast_tables(summary, primary)])
+    if primary.u_scores:
+        add("Lost in the middle: U", [u_table(summary, primary)])
     add("Strength", [named.get("strength_sweep")])
-    add("Cost", [named.get("cost"), cost_table(summary)])
+    for measure in others:
+        contents = [named.get(_FIGURES[measure.measure]), cell_table(summary, measure)]
+        add(
+            f"{measure.name.capitalize()} (secondary)",
+            [*contents, *(_contrast_tables(summary, measure) if measure.contrasts["pooled"] else [])],
+        )
     return blocks
+
+
+def _contrast_tables(summary: SplitSummary, measure: MeasureSummary) -> list[Block]:
+    return [
+        contrast_table(summary, measure, measure.contrasts["pooled"], "All positions pooled"),
+        contrast_table(summary, measure, measure.contrasts["by_position"], "By position"),
+    ]
 
 
 def _write(out_dir: Path, title: str, blocks: Sequence[Block]) -> list[Path]:

@@ -18,6 +18,13 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A bulleted list, one line an entry."""
+
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Alarm:
     """What a reader must not miss, such as an incomplete run."""
 
@@ -44,7 +51,7 @@ class Figure:
     svg: bytes
 
 
-Block = Heading | Paragraph | Alarm | Table | Figure
+Block = Heading | Paragraph | Listing | Alarm | Table | Figure
 
 
 def render_markdown(blocks: Sequence[Block], figure_folder: str) -> str:
@@ -58,6 +65,8 @@ def _render(block: Block, figure_folder: str) -> str:
             return f"{'#' * level} {_escape(text)}"
         case Paragraph(text):
             return _escape(text)
+        case Listing(entries):
+            return "\n".join(f"- {_escape(entry)}" for entry in entries)
         case Alarm(text):
             return f"> **⚠ {_escape(text)}**"
         case Figure(name, alt):

@@ -5,193 +5,211 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 
-from salience_experiments.report.analysis import ALL, ArmFacts, Cell, SplitSummary
+from salience_experiments.report.analysis import MeasureSummary, SplitSummary
+from salience_experiments.report.arm_facts import DOSES, ArmFacts
 from salience_experiments.report.document import Figure
 from salience_experiments.report.panels import (
     BASELINE_COLOUR,
     COLOURS,
-    DOSES,
     MARKERS,
     STYLE,
     ArmStyle,
+    Grid,
     Panel,
+    Point,
     arm_styles,
-    brief,
     draw_points,
-    finish_panel,
     group_arms,
     name_positions,
-    name_with_role,
-    new_grid,
     save_figure,
+    set_scale,
     spread_out,
 )
+from salience_experiments.report.unit import POINTS, Unit
+from salience_experiments.spec import format_setting
+from salience_experiments.statistics import Interval
+from salience_experiments.verdict import Contrast
+
+_INTERVALS = "Whiskers: 95 % intervals. Dashed, hollow: negative controls."
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Arms of one family and weight source over a dose (strength or share), one line per other setting."""
+    """Changes of one family and weight source over a dose (strength or share), a line per other setting."""
 
     title: str
     dose: str
-    lines: dict[str, list[tuple[float, ArmFacts]]]
+    lines: dict[str, list[tuple[float, Contrast]]]
 
 
-def draw_figures(summary: SplitSummary, prefix: str, note: str) -> list[Figure]:
-    """Every figure the summary has data for; `note` (such as INCOMPLETE) is printed on each of them."""
-    is_scored = any(cell.mean is not None for cell in summary.cells.values())
-    drawn: list[tuple[str, str, Callable[[SplitSummary], Canvas], bool]] = [
-        (
-            "accuracy_by_position",
-            "Metric by gold position, one line an arm, with 95 % intervals",
-            _draw_accuracy,
-            is_scored,
-        ),
-        (
-            "logprob_difference",
-            "Paired change of the gold answer's log-probability by position, with 95 % intervals",
-            _draw_logprob,
-            bool(summary.logprob_by_position),
-        ),
-        (
-            "strength_sweep",
-            "Metric against strength or share, one line per other setting, with 95 % intervals",
-            _draw_sweeps,
-            bool(find_sweeps(summary)),
-        ),
-        ("cost", "Median wall time a trial, with the 5th to 95th percentile", _draw_cost, True),
-    ]
+@dataclass(frozen=True)
+class Origin:
+    """Whose numbers a figure shows: the spec leads its title, the model its caption.
+
+    `note`, such as INCOMPLETE, stands beside the title in red.
+    """
+
+    spec: str
+    model: str
+    note: str
+
+
+Draw = Callable[[SplitSummary, MeasureSummary, Origin], Canvas]
+
+
+def draw_figures(summary: SplitSummary, prefix: str, origin: Origin) -> list[Figure]:
+    """Every figure the summary has data for; `prefix` starts their names."""
+    drawn: list[tuple[str, str, Draw, MeasureSummary]] = []
+    for measure in summary.measures:
+        if measure.measure == "metric":
+            alt = f"{measure.name.capitalize()} by gold position, a line an arm, with 95 % intervals"
+            drawn.append(("accuracy_by_position", alt, _draw_levels, measure))
+        elif _against_baseline(summary, measure, "by_position"):
+            alt = f"Paired change of the {measure.name} by gold position, with 95 % intervals"
+            drawn.append(("logprob_difference", alt, _draw_changes, measure))
+    if find_sweeps(summary):
+        alt = (
+            f"Paired change of the {summary.primary.name} against strength or share, a line per other "
+            "setting, with 95 % intervals"
+        )
+        drawn.append(("strength_sweep", alt, _draw_sweeps, summary.primary))
+    figures: list[Figure] = []
     with rc_context(STYLE):
-        return [
-            save_figure(f"{prefix}{name}", alt, draw(summary), note)
-            for name, alt, draw, is_wanted in drawn
-            if is_wanted
-        ]
+        for name, alt, draw, measure in drawn:
+            canvas = draw(summary, measure, origin)
+            if origin.note:
+                canvas.text(
+                    0.988, 0.988, origin.note, ha="right", va="top", color="#b00020", fontweight="bold"
+                )
+            figures.append(save_figure(f"{prefix}{name}", alt, canvas))
+    return figures
 
 
 def find_sweeps(summary: SplitSummary) -> list[Sweep]:
-    """Every family and weight source with at least two doses that were scored."""
-    groups: dict[tuple[str, str], list[ArmFacts]] = {}
-    for arm in summary.arms:
-        if arm.role != "baseline" and summary.cells[arm.label, ALL].mean is not None:
-            groups.setdefault((arm.family, arm.weights_label), []).append(arm)
+    """Every family and weight source with at least two doses, by its changes over all positions pooled."""
+    groups: dict[tuple[str, str], list[tuple[ArmFacts, Contrast]]] = {}
+    for contrast in _against_baseline(summary, summary.primary, "pooled"):
+        arm = summary.facts(contrast.arm)
+        groups.setdefault((arm.family, arm.weights_label), []).append((arm, contrast))
     sweeps: list[Sweep] = []
     for (family, weights), arms in groups.items():
-        doses = {name: {dict(arm.settings).get(name) for arm in arms} - {None} for name in DOSES}
-        dose = max(DOSES, key=lambda name: len(doses[name]))
-        if len(doses[dose]) < 2:
-            continue
-        lines: dict[str, list[tuple[float, ArmFacts]]] = {}
-        for arm in arms:
-            settings = dict(arm.settings)
-            if isinstance(amount := settings.pop(dose, None), float):
-                name = ", ".join(f"{key} {brief(value)}" for key, value in settings.items()) or family
-                lines.setdefault(name, []).append((amount, arm))
-        for line in lines.values():
-            line.sort(key=lambda point: (point[0], point[1].label))
-        sweeps.append(Sweep(f"{family}, weights {weights}", dose, lines))
+        values = {name: {dict(arm.settings).get(name) for arm, _ in arms} - {None} for name in DOSES}
+        dose = max(DOSES, key=lambda name: len(values[name]))
+        if len(values[dose]) >= 2:
+            sweeps.append(_sweep(f"{family}, weights {weights}", dose, arms))
     return sweeps
 
 
-def _draw_accuracy(summary: SplitSummary) -> Canvas:
+def _sweep(title: str, dose: str, arms: list[tuple[ArmFacts, Contrast]]) -> Sweep:
+    """Settings that all its arms share go into the title, the others tell its lines apart."""
+    rest = [{name: value for name, value in arm.settings if name != dose} for arm, _ in arms]
+    shared = {name: value for name, value in rest[0].items() if all(r.get(name) == value for r in rest)}
+    lines: dict[str, list[tuple[float, Contrast]]] = {}
+    for (arm, contrast), settings in zip(arms, rest, strict=True):
+        told = [f"{name} {format_setting(value)}" for name, value in settings.items() if name not in shared]
+        amount = dict(arm.settings).get(dose)
+        if isinstance(amount, float):
+            lines.setdefault(", ".join(told) or arm.family, []).append((amount, contrast))
+    for line in lines.values():
+        line.sort(key=lambda point: (point[0], point[1].arm))
+    told = [f"{name} {format_setting(value)}" for name, value in shared.items()]
+    return Sweep("\n".join([title, ", ".join(told)]).strip(), dose, lines)
+
+
+def _draw_levels(summary: SplitSummary, measure: MeasureSummary, origin: Origin) -> Canvas:
     panels = group_arms(summary.arms)
     styles = arm_styles(panels)
-    canvas, axes = new_grid(len(panels))
-    for axis, panel in zip(axes, panels, strict=True):
+    unit = measure.unit
+    grid = _new_grid(panels, styles, f"{origin.spec}: {measure.name} by gold position", summary, origin)
+    for axis, panel in zip(grid.axes, panels, strict=True):
         for arm, shift in zip(panel.arms, spread_out(len(panel.arms)), strict=True):
-            cells = [summary.cells[arm.label, position] for position in summary.positions]
-            draw_points(
-                axis, [_point(place + shift, cell) for place, cell in enumerate(cells)], styles[arm.label]
-            )
-        axis.set_ylabel(_metric_label(summary))
+            cells = [measure.cells[arm.label, position] for position in summary.positions]
+            points = [
+                _point(place + shift, cell.mean, cell.interval, unit)
+                for place, cell in enumerate(cells)
+                if cell.mean is not None and cell.interval is not None
+            ]
+            draw_points(axis, points, styles[arm.label])
+        axis.set_ylabel(f"{measure.name} ({'%' if unit == POINTS else unit.name})")
         name_positions(axis, summary.positions)
-        finish_panel(axis, panel.title, is_unit_scale=summary.is_unit_scale)
-    return canvas
+        set_scale(axis, is_percent=unit == POINTS)
+        grid.finish_panel(axis, panel.title)
+    return grid.canvas
 
 
-def _draw_logprob(summary: SplitSummary) -> Canvas:
+def _draw_changes(summary: SplitSummary, measure: MeasureSummary, origin: Origin) -> Canvas:
+    contrasts = _against_baseline(summary, measure, "by_position")
+    compared = {contrast.arm for contrast in contrasts}
     everything = group_arms(summary.arms)
     styles = arm_styles(everything)
-    compared = {contrast.arm for contrast in summary.logprob_by_position}
     kept = [
         Panel(panel.title, tuple(arm for arm in panel.arms if arm.label in compared)) for panel in everything
     ]
     panels = [panel for panel in kept if panel.arms]
-    canvas, axes = new_grid(len(panels))
-    for axis, panel in zip(axes, panels, strict=True):
+    grid = _new_grid(panels, styles, f"{origin.spec}: change of the {measure.name}", summary, origin)
+    for axis, panel in zip(grid.axes, panels, strict=True):
         axis.axhline(0, color=BASELINE_COLOUR, linewidth=1)
         for arm, shift in zip(panel.arms, spread_out(len(panel.arms)), strict=True):
-            mine = {c.scope: c.difference for c in summary.logprob_by_position if c.arm == arm.label}
+            mine = {contrast.scope: contrast for contrast in contrasts if contrast.arm == arm.label}
             points = [
-                (place + shift, mine[label].estimate, mine[label].interval.low, mine[label].interval.high)
+                _change(place + shift, mine[label], measure.unit)
                 for place, label in enumerate(summary.positions)
                 if label in mine
             ]
             draw_points(axis, points, styles[arm.label])
-        axis.set_ylabel("Δ log-probability of gold (nats)")
+        axis.set_ylabel(f"Δ against {summary.baseline} ({measure.unit.name})")
         name_positions(axis, summary.positions)
-        finish_panel(axis, panel.title, is_unit_scale=False)
-    return canvas
+        set_scale(axis, is_percent=False)
+        grid.finish_panel(axis, panel.title)
+    return grid.canvas
 
 
-def _draw_sweeps(summary: SplitSummary) -> Canvas:
+def _draw_sweeps(summary: SplitSummary, measure: MeasureSummary, origin: Origin) -> Canvas:
     sweeps = find_sweeps(summary)
     names = list(dict.fromkeys(name for sweep in sweeps for name in sweep.lines))
-    canvas, axes = new_grid(len(sweeps))
-    base = summary.cells.get((summary.baseline, ALL))
-    for axis, sweep in zip(axes, sweeps, strict=True):
-        if base is not None and base.mean is not None and base.interval is not None:
-            axis.axhspan(
-                base.interval.low, base.interval.high, color=BASELINE_COLOUR, alpha=0.12, linewidth=0
-            )
-            axis.axhline(base.mean, color=BASELINE_COLOUR, linewidth=1.2, label=summary.baseline)
-        for name, arms in sweep.lines.items():
+    title = f"{origin.spec}: change of the {measure.name}, all positions"
+    caption = f"{_describe(summary, origin)} {_INTERVALS}"
+    grid = Grid([list(sweep.lines) for sweep in sweeps], title, caption)
+    for axis, sweep in zip(grid.axes, sweeps, strict=True):
+        axis.axhline(0, color=BASELINE_COLOUR, linewidth=1)
+        doses = sorted({amount for points in sweep.lines.values() for amount, _ in points})
+        shifts = [0.2 * (doses[-1] - doses[0]) * shift for shift in spread_out(len(sweep.lines))]
+        for (name, points), shift in zip(sweep.lines.items(), shifts, strict=True):
             index = names.index(name)
-            style = ArmStyle(COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], name)
-            draw_points(axis, [_point(amount, summary.cells[arm.label, ALL]) for amount, arm in arms], style)
+            is_control = summary.facts(points[0][1].arm).role == "negative control"
+            style = ArmStyle(COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], name, is_control)
+            draw_points(
+                axis, [_change(amount + shift, contrast, measure.unit) for amount, contrast in points], style
+            )
+        axis.set_xticks(doses)
         axis.set_xlabel(sweep.dose)
-        axis.set_ylabel(f"{_metric_label(summary)}, all positions")
-        finish_panel(axis, sweep.title, is_unit_scale=summary.is_unit_scale)
-    return canvas
+        axis.set_ylabel(f"Δ against {summary.baseline} ({measure.unit.name})")
+        set_scale(axis, is_percent=False)
+        grid.finish_panel(axis, sweep.title)
+    return grid.canvas
 
 
-def _draw_cost(summary: SplitSummary) -> Canvas:
-    styles = arm_styles(group_arms(summary.arms))
-    names = [name_with_role(arm) for arm in summary.arms]
-    size = (5.4 + 0.085 * max(len(name) for name in names), 1.0 + 0.34 * len(names))
-    canvas = Canvas(figsize=size, layout="constrained")
-    axis = canvas.add_subplot()
-    base = float(np.median(summary.wall_s[summary.baseline])) if summary.wall_s.get(summary.baseline) else 0.0
-    for row, arm in enumerate(summary.arms):
-        low, middle, high = (float(value) for value in np.percentile(summary.wall_s[arm.label], [5, 50, 95]))
-        axis.barh(row, middle, color=styles[arm.label].colour, height=0.62, alpha=0.85)
-        axis.plot([low, high], [row, row], color="#222222", linewidth=1.2)
-        ratio = f"  {middle / base:.2f}×" if base and arm.label != summary.baseline else ""
-        text = f"{_format_seconds(middle)}{ratio}"
-        axis.text(1.02, row, text, transform=axis.get_yaxis_transform(), va="center", fontsize=9)
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.4, -0.6)
-    axis.set_xlim(left=0)
-    axis.tick_params(axis="y", length=0)
-    axis.grid(visible=False, axis="y")
-    axis.grid(visible=True, axis="x")
-    axis.set_xlabel("seconds a trial")
-    return canvas
+def _new_grid(
+    panels: list[Panel], styles: dict[str, ArmStyle], title: str, summary: SplitSummary, origin: Origin
+) -> Grid:
+    labels = [[styles[arm.label].label for arm in panel.arms] for panel in panels]
+    return Grid(labels, title, f"{_describe(summary, origin)} {summary.shared} {_INTERVALS}")
 
 
-def _point(x: float, cell: Cell) -> tuple[float, float, float, float] | None:
-    if cell.mean is None or cell.interval is None:
-        return None
-    return x, cell.mean, cell.interval.low, cell.interval.high
+def _describe(summary: SplitSummary, origin: Origin) -> str:
+    return f"{origin.model}, {summary.n_items} {'test' if summary.split == 'test' else 'development'} items."
 
 
-def _metric_label(summary: SplitSummary) -> str:
-    return "accuracy" if summary.is_unit_scale else "metric"
+def _against_baseline(summary: SplitSummary, measure: MeasureSummary, table: str) -> list[Contrast]:
+    return [contrast for contrast in measure.contrasts[table] if contrast.baseline == summary.baseline]
 
 
-def _format_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.2g} ms"
+def _change(x: float, contrast: Contrast, unit: Unit) -> Point:
+    return _point(x, contrast.difference.estimate, contrast.difference.interval, unit)
+
+
+def _point(x: float, mean: float, interval: Interval, unit: Unit) -> Point:
+    return x, mean * unit.factor, interval.low * unit.factor, interval.high * unit.factor

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from salience_experiments.report.document import Alarm, Block, Figure, Heading, Paragraph, Table
+from salience_experiments.report.document import Alarm, Block, Figure, Heading, Listing, Paragraph, Table
 from salience_experiments.verdict import Verdict
 
 _CSS = """
@@ -48,6 +48,8 @@ def _render(block: Block) -> str:
             return f"<h{level}>{escape(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{escape(text)}</p>"
+        case Listing(entries):
+            return "<ul>" + "".join(f"<li>{escape(entry)}</li>" for entry in entries) + "</ul>"
         case Alarm(text):
             return f'<p class="alarm" role="alert">⚠ {escape(text)}</p>'
         case Figure(_, alt, _, svg):

@@ -2,92 +2,113 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from salience_experiments.manifests import Run
-from salience_experiments.report.analysis import ALL, ArmFacts, Cell, SplitSummary
+from salience_experiments.pairing import ALL
+from salience_experiments.report.analysis import Cell, MeasureSummary, SplitSummary
+from salience_experiments.report.arm_facts import ArmFacts
 from salience_experiments.report.document import Table
-from salience_experiments.statistics import Interval
-from salience_experiments.verdict import Contrast, Verdict
+from salience_experiments.report.unit import NATS, NOTHING, SCORES, format_p
+from salience_experiments.statistics import N_RESAMPLES
+from salience_experiments.trials import Trial
+from salience_experiments.verdict import (
+    ACCURACY_MARGIN,
+    MIN_CLUSTERS,
+    Contrast,
+    Verdict,
+    equivalence_questions,
+)
 
 METHODS = (
-    "Differences are paired over the same items. Intervals: question-clustered bootstrap, 10,000 draws. "
+    "Differences are paired over the same items; prompts are the same too, unless an arm edits them "
+    f"(“edited”). Intervals: question-clustered bootstrap, {N_RESAMPLES:,} draws; it has no width where all "
+    "questions agree: 0/1 outcomes then show the score interval of that many questions, others “–”. "
     "p: exact McNemar where outcomes are 0/1 at one position, else question-clustered sign flips; p Holm: "
     "adjusted over all rows of its table. Improved or worse: p Holm ≤ 0.05 and a 95 % interval on that "
-    "side of zero; equivalent: the 90 % interval within the margin; else inconclusive, with the least "
-    "effect that these questions would show with 80 % power."
+    "side of zero; equivalent: the 90 % interval within the margin, from at least "
+    f"{MIN_CLUSTERS} questions, and for accuracy within ±{ACCURACY_MARGIN * 100:g} points from at least "
+    f"{equivalence_questions(ACCURACY_MARGIN)}; else inconclusive, with the least effect that these "
+    "questions would show with 80 % power."
 )
 
 
-def header_table(run: Run, seed: int) -> Table:
-    """What was run, with what: everything a reader needs to run it again."""
+def header_table(run: Run, seed: int, changed: Sequence[str]) -> Table:
+    """What was run, with what: everything a reader needs to run it again.
+
+    Args:
+        changed: The fields of the spec that this report reads otherwise than the run's manifest has them.
+    """
     manifest, model = run.manifest, run.manifest.model
     items = {trial.item for trial in run.trials}
     rows = [
         ("status", "complete" if run.is_complete else f"INCOMPLETE ({manifest.status})"),
         ("spec", f"{manifest.spec_name}, sha256 {manifest.spec_sha256}"),
+        *([("analysis", f"{', '.join(changed)} as given now, not as in the run's manifest")] * bool(changed)),
         ("commit", f"{manifest.commit}{' (dirty)' if manifest.dirty else ''}"),
-        ("model", " ".join(str(model[key]) for key in ("source", "revision") if model.get(key)) or "–"),
-        ("dtype", " ".join(str(model[key]) for key in ("dtype", "quantization") if model.get(key)) or "–"),
+        ("model", " ".join(str(model[key]) for key in ("source", "revision") if model.get(key)) or NOTHING),
+        (
+            "dtype",
+            " ".join(str(model[key]) for key in ("dtype", "quantization") if model.get(key)) or NOTHING,
+        ),
         ("device", f"{manifest.device}, {manifest.threads} threads"),
-        ("implementation", ", ".join(manifest.impls) or "–"),
+        ("implementation", ", ".join(manifest.impls) or NOTHING),
         ("n", f"{len(run.trials)} trials, {len(items)} items, {len({t.arm for t in run.trials})} arms"),
+        ("time", _describe_time(run.trials)),
         ("seed", str(seed)),
-        ("prompts", f"{manifest.prompt_count} different, sha256 {manifest.prompts_sha256 or '–'}"),
+        ("prompts", f"{manifest.prompt_count} different, sha256 {manifest.prompts_sha256 or NOTHING}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))),
-        ("run", f"{manifest.started} to {manifest.finished or '–'}"),
+        ("run", f"{manifest.started} to {manifest.finished or NOTHING}"),
     ]
     return Table(("run", run.path.name), tuple(rows), "Run", n_text=2)
 
 
-def cell_table(summary: SplitSummary) -> Table:
-    """Arm × position: the metric's mean with its 95 % interval, n, and the mean gold log-probability."""
-    logprobs = [f"log-prob {position}" for position in summary.positions]
-    has_hits = any(cell.gold_weighted is not None for cell in summary.cells.values())
-    columns = (
-        "arm",
-        "weights",
-        "n",
-        *summary.positions,
-        ALL,
-        *logprobs,
-        *(["gold weighted"] if has_hits else []),
+def _describe_time(trials: Sequence[Trial]) -> str:
+    """A batch's time is split evenly over its trials, which is why no arm has a time of its own."""
+    total_s = sum(trial.wall_s for trial in trials)
+    if not total_s:
+        return NOTHING
+    amount = f"{total_s / 60:.1f} min" if total_s >= 60 else f"{total_s:.1f} s"
+    return (
+        f"{amount} in the model, {len(trials) / total_s:.3g} trials a second; a batch holds many arms: "
+        "compare their speed with `salience bench`"
     )
+
+
+def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
+    """Arm × position: the measure's mean with its 95 % interval, n, and how often gold was weighted."""
+    has_hits = bool(summary.gold_weighted) and measure is summary.primary
+    columns = ("arm", "weights", "n", *summary.positions, ALL, *(["gold weighted"] if has_hits else []))
     rows = [
         (
             arm.label,
             arm.weights_label,
-            _format_n([summary.cells[arm.label, position] for position in summary.positions]),
-            *(format_cell(summary.cells[arm.label, label], summary) for label in (*summary.positions, ALL)),
-            *(_format_nats(summary.cells[arm.label, label].mean_logprob) for label in summary.positions),
-            *([_format_share(arm, summary.cells[arm.label, ALL])] if has_hits else []),
+            _format_n([measure.cells[arm.label, position] for position in summary.positions]),
+            *(_format_cell(measure.cells[arm.label, scope], measure) for scope in (*summary.positions, ALL)),
+            *([_format_share(arm, summary)] if has_hits else []),
         )
         for arm in summary.arms
     ]
-    unit = "in %" if summary.is_unit_scale else "as scored"
+    how = "question-clustered bootstrap"
+    if measure.unit not in (NATS, SCORES):
+        how = f"Wilson; {how} for all positions pooled"
     caption = (
-        f"Metric by arm and gold position, {unit}, with 95 % interval (Wilson; question-clustered bootstrap "
-        "for graded scores and for all positions pooled); n items at each position; mean log-probability of "
-        "the gold answer in nats"
-        + ("; how often the weighted blocks held the gold one." if has_hits else ".")
+        f"{measure.name.capitalize()} by arm and gold position, in {_name_unit(measure)}, with 95 % interval "
+        f"({how}); n items at each position"
+        + ("; how often the weighted blocks held the gold one." * has_hits)
     )
     return Table(columns, tuple(rows), caption, n_text=2)
 
 
-def contrast_table(summary: SplitSummary, contrasts: Sequence[Contrast], title: str, margin: str) -> Table:
+def contrast_table(
+    summary: SplitSummary, measure: MeasureSummary, contrasts: Sequence[Contrast], title: str
+) -> Table:
     """Paired differences with interval, p, Holm-adjusted p and verdict; `METHODS` explains them."""
-    is_points = summary.is_unit_scale and bool(contrasts) and contrasts[0].measure == "metric"
-    unit = (
-        "points"
-        if is_points
-        else ("nats" if contrasts and contrasts[0].measure == "gold_logprob" else "units")
-    )
+    unit = measure.unit
     columns = (
         *("arm", "weights", "vs", "position", "prompt", "verdict"),
-        *("n", "questions", "arm", "baseline", f"Δ ({unit})", "95 % interval", "p", "p Holm", "test"),
+        *("n", "questions", "arm", "baseline", f"Δ ({unit.name})", "95 % interval", "p", "p Holm", "test"),
     )
-    factor, digits = (100, 1) if is_points else (1, 3)
     rows = [
         (
             contrast.arm,
@@ -95,100 +116,76 @@ def contrast_table(summary: SplitSummary, contrasts: Sequence[Contrast], title: 
             contrast.baseline,
             contrast.scope,
             "same" if contrast.has_same_prompts else "edited",
-            format_verdict(contrast, factor, unit),
+            unit.format_verdict(contrast),
             str(contrast.difference.n),
             str(contrast.difference.n_clusters),
-            f"{contrast.arm_mean * factor:.{digits}f}",
-            f"{contrast.baseline_mean * factor:.{digits}f}",
-            f"{contrast.difference.estimate * factor:+.{digits}f}",
-            _format_interval(contrast.difference.interval, factor, digits, sign="+"),
+            unit.format(contrast.arm_mean),
+            unit.format(contrast.baseline_mean),
+            unit.format(contrast.difference.estimate, "+"),
+            unit.format_interval(contrast.difference.interval, "+"),
             format_p(contrast.p),
             format_p(contrast.p_holm),
             contrast.test,
         )
         for contrast in contrasts
     ]
+    margin = "not set" if measure.margin is None else f"±{measure.margin * unit.factor:g} {unit.name}"
     caption = f"{title}; Holm over {len(rows)} results; equivalence margin {margin}."
     return Table(columns, tuple(rows), caption, n_text=6)
 
 
-def u_table(summary: SplitSummary) -> Table:
+def u_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
     """U = mean(first, last) − middle for each arm, and its paired change."""
+    contrasts = measure.contrasts["u"]
     rows: list[tuple[str, ...]] = []
     for arm in summary.arms:
-        if arm.label in summary.u_scores:
-            mine = [contrast for contrast in summary.u_contrasts if contrast.arm == arm.label]
-            rows += [_u_row(summary, arm, contrast) for contrast in mine or [None]]
+        if arm.label in measure.u_scores:
+            mine = [contrast for contrast in contrasts if contrast.arm == arm.label]
+            rows += [_u_row(measure, arm, contrast) for contrast in mine or [None]]
+    unit = measure.unit.name
     columns = (
         *("arm", "weights", "vs", "verdict"),
-        *("n", "questions", "U", "95 % interval", "ΔU (points)", "95 % interval of ΔU", "p", "p Holm"),
+        *("n", "questions", "U", "95 % interval", f"ΔU ({unit})", "95 % interval of ΔU", "p", "p Holm"),
     )
     caption = (
-        "U = mean(first, last) − middle, in points; 0 is a flat curve, positive is lost in the middle. A "
-        f"fall is a gain only if first and last hold. Holm over {len(summary.u_contrasts)} results."
+        f"U = mean(first, last) − middle, in {unit}; 0 is a flat curve, positive is lost in the middle. A "
+        f"fall is a gain only if first and last hold. Holm over {len(contrasts)} results."
     )
     return Table(columns, tuple(rows), caption, n_text=4)
 
 
-def cost_table(summary: SplitSummary) -> Table:
-    """Median wall time a trial, per arm."""
-    base = _median(summary.wall_s.get(summary.baseline, ()))
-    rows: list[tuple[str, ...]] = []
-    for arm in summary.arms:
-        times = sorted(summary.wall_s[arm.label])
-        ratio = f"{_median(times) / base:.2f}×" if base else "–"
-        rows.append((arm.label, arm.weights_label, str(len(times)), f"{_median(times):.3f}", ratio))
-    caption = "Wall time a trial: median; ratio to the baseline's. Arms may share cached prefixes."
-    return Table(("arm", "weights", "n", "median s", "ratio"), tuple(rows), caption, n_text=2)
-
-
-def format_cell(cell: Cell, summary: SplitSummary) -> str:
-    """`62.5 [55.3, 69.2]`, with the failed trials if there are any."""
-    if cell.mean is None or cell.interval is None:
-        text = "–"
-    else:
-        factor, digits = (100, 1) if summary.is_unit_scale else (1, 3)
-        text = f"{cell.mean * factor:.{digits}f} {_format_interval(cell.interval, factor, digits)}"
-    return f"{text} ({cell.n_failed} FAILED)" if cell.n_failed else text
-
-
-def format_verdict(contrast: Contrast, factor: float, unit: str) -> str:
-    """The verdict's word; an inconclusive one says what effect would have shown."""
-    if contrast.verdict is not Verdict.INCONCLUSIVE:
-        return str(contrast.verdict)
-    if math.isinf(contrast.detectable) or (unit == "points" and contrast.detectable > 1):
-        return "inconclusive (too few questions)"
-    return f"inconclusive (detectable: {contrast.detectable * factor:.2g} {unit})"
-
-
-def format_p(p: float) -> str:
-    """Three decimals, and never a bare zero."""
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _u_row(summary: SplitSummary, arm: ArmFacts, contrast: Contrast | None) -> tuple[str, ...]:
-    score = summary.u_scores[arm.label]
-    own = (f"{score.estimate * 100:+.1f}", _format_interval(score.interval, 100, 1, sign="+"))
+def _u_row(measure: MeasureSummary, arm: ArmFacts, contrast: Contrast | None) -> tuple[str, ...]:
+    score, unit = measure.u_scores[arm.label], measure.unit
+    own = (unit.format(score.estimate, "+"), unit.format_interval(score.interval, "+"))
     if contrast is None:
-        return (arm.label, arm.weights_label, "–", arm.role or "–", "–", "–", *own, "–", "–", "–", "–")
+        empty = (NOTHING,) * 2
+        return (arm.label, arm.weights_label, NOTHING, arm.role or NOTHING, *empty, *own, *empty, *empty)
     words = {Verdict.IMPROVED: "U rises", Verdict.WORSE: "U falls"}
     return (
         arm.label,
         arm.weights_label,
         contrast.baseline,
-        words.get(contrast.verdict) or format_verdict(contrast, 100, "points"),
+        words.get(contrast.verdict) or unit.format_verdict(contrast),
         str(contrast.difference.n),
         str(contrast.difference.n_clusters),
         *own,
-        f"{contrast.difference.estimate * 100:+.1f}",
-        _format_interval(contrast.difference.interval, 100, 1, sign="+"),
+        unit.format(contrast.difference.estimate, "+"),
+        unit.format_interval(contrast.difference.interval, "+"),
         format_p(contrast.p),
         format_p(contrast.p_holm),
     )
 
 
-def _format_interval(interval: Interval, factor: float, digits: int, sign: str = "") -> str:
-    return f"[{interval.low * factor:{sign}.{digits}f}, {interval.high * factor:{sign}.{digits}f}]"
+def _format_cell(cell: Cell, measure: MeasureSummary) -> str:
+    """`62.5 [55.3, 69.2]`, with the failed trials if there are any."""
+    text = measure.unit.format(cell.mean)
+    if cell.interval is not None and cell.interval.has_width:
+        text += f" {measure.unit.format_interval(cell.interval)}"
+    return f"{text} ({cell.n_failed} FAILED)" if cell.n_failed else text
+
+
+def _name_unit(measure: MeasureSummary) -> str:
+    return "%" if measure.unit.name == "points" else measure.unit.name
 
 
 def _format_n(cells: Sequence[Cell]) -> str:
@@ -196,17 +193,6 @@ def _format_n(cells: Sequence[Cell]) -> str:
     return counts[0] if len(set(counts)) == 1 else " / ".join(counts)
 
 
-def _format_share(arm: ArmFacts, cell: Cell) -> str:
-    return "–" if cell.gold_weighted is None or not arm.weights else f"{cell.gold_weighted * 100:.0f} %"
-
-
-def _format_nats(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if not ordered:
-        return 0.0
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+def _format_share(arm: ArmFacts, summary: SplitSummary) -> str:
+    share = summary.gold_weighted.get(arm.label)
+    return NOTHING if share is None or not arm.weights else f"{share * 100:.0f} %"

@@ -13,9 +13,12 @@ from salience.cli.options import (
     MemoryOption,
     MethodOption,
     ModelOption,
+    PhaseOption,
+    RevisionOption,
     StrengthOption,
     load_harness,
     read_memories,
+    shorten,
     steering_from,
 )
 from salience.harness import Harness
@@ -33,10 +36,12 @@ def add_commands(app: typer.Typer) -> None:
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, talk.")] = None,
     model: ModelOption = DEFAULT_MODEL,
+    revision: RevisionOption = None,
     memory: MemoryOption = None,
     memories: MemoryFileOption = None,
     method: MethodOption = None,
     strength: StrengthOption = None,
+    phase: PhaseOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same answer.")] = None,
@@ -47,7 +52,7 @@ def chat(
     console = Console(highlight=False)
     declared = read_memories(memory, memories)
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    harness = load_harness(console, model, device, dtype, steering_from(method, strength))
+    harness = load_harness(console, model, revision, device, dtype, steering_from(method, strength, phase))
     if question is not None:
         _answer(console, harness, question, declared, sampling)
         return
@@ -74,15 +79,10 @@ def _answer(
     before, after = receipt.unbiased_shares(), receipt.shares()
     for shown in memories:
         name = shown.memory_id
-        line = f"  {after[name]:6.1%} of attention (unbiased {before[name]:.1%})  {_shortened(shown.content)}"
+        line = f"  {after[name]:6.1%} of attention (unbiased {before[name]:.1%})  {shorten(shown.content)}"
         console.print(line, style="dim", markup=False)
     console.print(
         f"  {receipt.method}, {len(receipt.layers)} layers, {', '.join(receipt.impls)}",
         style="dim",
         markup=False,
     )
-
-
-def _shortened(text: str, width: int = 60) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= width else flat[: width - 1] + "…"

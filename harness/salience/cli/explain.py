@@ -16,9 +16,12 @@ from salience.cli.options import (
     MemoryOption,
     MethodOption,
     ModelOption,
+    PhaseOption,
+    RevisionOption,
     StrengthOption,
     load_harness,
     read_memories,
+    shorten,
     steering_from,
 )
 from salience.harness import Explanation
@@ -28,8 +31,10 @@ from salience_models import Receipt, Sampling
 __all__ = ["add_commands"]
 
 _BLOCK_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-_HEAT = ("grey11", "#3b0f70", "#8c2981", "#de4968", "#fe9f6d", "#fcfdbf")
+_HEAT = ("grey37", "#3b0f70", "#8c2981", "#de4968", "#fe9f6d", "#fcfdbf")
 _HEAT_EDGES = (0.01, 0.05, 0.1, 0.2, 0.4)
+_SHADES = (" ·", " ░", " ▒", " ▓", " █", "██")
+"""What a cell shows besides its colour, so that a map without colours can still be read."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -40,10 +45,12 @@ def add_commands(app: typer.Typer) -> None:
 def explain(
     question: Annotated[str, typer.Argument(help="What to ask.")],
     model: ModelOption = DEFAULT_MODEL,
+    revision: RevisionOption = None,
     memory: MemoryOption = None,
     memories: MemoryFileOption = None,
     method: MethodOption = None,
     strength: StrengthOption = None,
+    phase: PhaseOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
@@ -53,7 +60,7 @@ def explain(
     declared = read_memories(memory, memories)
     if not declared:
         raise ValueError("explain needs at least one --memory or a file of --memories, got none")
-    harness = load_harness(console, model, device, dtype, steering_from(method, strength))
+    harness = load_harness(console, model, revision, device, dtype, steering_from(method, strength, phase))
     with console.status("answering, then leaving each memory out in turn"):
         found = harness.explain(question, declared, sampling=Sampling(max_new_tokens=max_new_tokens))
     colours = {m.memory_id: _BLOCK_COLOURS[i % len(_BLOCK_COLOURS)] for i, m in enumerate(declared)}
@@ -61,7 +68,7 @@ def explain(
     console.print(Text(found.answer.text, style="bold"))
     console.print(_summary(found, declared, colours))
     for title, mass in _heat_maps(found.answer.receipt):
-        console.print(_heat_map(title, mass, found.answer.receipt, colours))
+        console.print(_heat_map(title, mass, declared, colours))
     console.print(_legend())
     receipt = found.answer.receipt
     console.print(
@@ -90,7 +97,7 @@ def _summary(found: Explanation, memories: list[Memory], colours: dict[str, str]
     for i, memory in enumerate(memories):
         name = memory.memory_id
         table.add_row(
-            Text(" ".join(memory.content.split())[:60], style=colours[name]),
+            Text(shorten(memory.content, 60), style=colours[name]),
             f"{memory.effective_weight:.2f}",
             _asked(found, i),
             f"{after[name]:.1%}",
@@ -123,26 +130,24 @@ def _heat_maps(receipt: Receipt) -> list[tuple[str, np.ndarray]]:
     return maps
 
 
-def _heat_map(title: str, mass: np.ndarray, receipt: Receipt, colours: dict[str, str]) -> Table:
+def _heat_map(title: str, mass: np.ndarray, memories: list[Memory], colours: dict[str, str]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 1, 0, 0))
     ruler = "".join(f"{layer:<10}" for layer in range(0, mass.shape[0], 5))
     table.add_row("", Text(ruler[: 2 * mass.shape[0]], style="dim"))
-    for block, name in enumerate(receipt.blocks):
+    for block, memory in enumerate(memories):
         cells = Text()
         for share in mass[:, block]:
-            cells.append("  ", style=f"on {_heat_colour(float(share))}")
-        table.add_row(Text(name, style=colours[name]), cells)
+            level = sum(share >= edge for edge in _HEAT_EDGES)
+            cells.append(_SHADES[level], style=_HEAT[level])
+        table.add_row(Text(shorten(memory.content, 24), style=colours[memory.memory_id]), cells)
     return table
-
-
-def _heat_colour(share: float) -> str:
-    return _HEAT[sum(share >= edge for edge in _HEAT_EDGES)]
 
 
 def _legend() -> Text:
     text = Text("share ")
-    for colour, label in zip(_HEAT, ("<1%", "1%", "5%", "10%", "20%", "40%+"), strict=True):
-        text.append("  ", style=f"on {colour}")
+    labels = ("<1%", "1%", "5%", "10%", "20%", "40%+")
+    for colour, shade, label in zip(_HEAT, _SHADES, labels, strict=True):
+        text.append(shade, style=colour)
         text.append(f" {label}  ")
     return text
 

@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
-from typing import cast
+from importlib import metadata
+from typing import Annotated, cast
 
 import typer
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from salience.errors import HarnessError, describe_validation
 from salience_memory.errors import MemoryRoomError
 from salience_models import ModelsError
 
-__all__ = ["build_app", "main"]
+__all__ = ["build_app", "run"]
 
 COMMAND_GROUP = "salience.commands"
 """Entry points of this group are functions `(app) -> failure classes` that add commands."""
@@ -33,19 +33,30 @@ def build_app() -> tuple[typer.Typer, tuple[type[Exception], ...]]:
         name="salience",
         help="Make a Hugging Face model use its memory.",
         no_args_is_help=True,
+        invoke_without_command=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_options)
     for module in (chat, explain, doctor, models):
         module.add_commands(app)
     failures = _FAILURES
-    for entry in sorted(entry_points(group=COMMAND_GROUP), key=lambda e: e.name):
+    for entry in sorted(metadata.entry_points(group=COMMAND_GROUP), key=lambda e: e.name):
         failures += tuple(entry.load()(app))
     return app, failures
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+) -> None:
+    """Make a Hugging Face model use its memory."""
+    if version:
+        print(metadata.version("salience"))
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, or raises KeyboardInterrupt."""
     app, failures = build_app()
     errors = Console(stderr=True, highlight=False)
     try:
@@ -58,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _WrongUsage as error:
         error.show(sys.stderr)  # type: ignore[attr-defined]
         return 2
-    except (typer.Abort, KeyboardInterrupt) as stop:
+    except typer.Abort as stop:
         if isinstance(stop.__cause__, EOFError):
             errors.print("error: input ended too early", markup=False)
             return 1
-        code = _CTRL_C
+        raise KeyboardInterrupt from stop
     except typer.Exit as stop:
         code = stop.exit_code
     except ValidationError as error:
@@ -71,6 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except failures as error:
         errors.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
-    if code == _CTRL_C:
-        errors.print("stopped by Ctrl-C", markup=False)
+    if code == _CTRL_C:  # newer versions of typer turn Ctrl-C into an exit code themselves
+        raise KeyboardInterrupt
     return code

@@ -10,7 +10,7 @@ from rich.console import Console
 from salience.errors import MemoryFileInvalid, describe_validation
 from salience.harness import Harness
 from salience_memory import Memory
-from salience_models import Steering, SteeringMethod
+from salience_models import Phase, Steering, SteeringMethod
 
 __all__ = [
     "DeviceOption",
@@ -19,9 +19,12 @@ __all__ = [
     "MemoryOption",
     "MethodOption",
     "ModelOption",
+    "PhaseOption",
+    "RevisionOption",
     "StrengthOption",
     "load_harness",
     "read_memories",
+    "shorten",
     "steering_from",
 ]
 
@@ -30,6 +33,7 @@ DEFAULT_MODEL = "bundled:smollm2-135m-instruct"
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="bundled:NAME, hub id, folder or .gguf file.")
 ]
+RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 MemoryOption = Annotated[
@@ -40,6 +44,7 @@ MemoryFileOption = Annotated[
     Path | None, typer.Option("--memories", help="A JSON file: a list of memories with their fields.")
 ]
 MethodOption = Annotated[SteeringMethod | None, typer.Option(help="How weights steer; default as measured.")]
+PhaseOption = Annotated[Phase | None, typer.Option(help="Which rows are steered; default as measured.")]
 StrengthOption = Annotated[
     float | None, typer.Option(help="Log-odds multiplier of logit_bias, or the top share of a share method.")
 ]
@@ -83,9 +88,11 @@ def _memories_of(file: Path) -> list[Memory]:
         raise MemoryFileInvalid(f"memory file {file}: {describe_validation(error)}") from error
 
 
-def steering_from(method: SteeringMethod | None, strength: float | None) -> Steering:
+def steering_from(
+    method: SteeringMethod | None, strength: float | None, phase: Phase | None = None
+) -> Steering:
     """The default steering with what the command line changed."""
-    changed: dict[str, object] = {}
+    changed: dict[str, object] = {} if phase is None else {"phase": phase}
     if method is not None:
         changed["method"] = method
     if strength is not None:
@@ -94,7 +101,15 @@ def steering_from(method: SteeringMethod | None, strength: float | None) -> Stee
     return Steering.model_validate(changed)
 
 
-def load_harness(console: Console, model: str, device: str, dtype: str, steering: Steering) -> Harness:
+def load_harness(
+    console: Console, model: str, revision: str | None, device: str, dtype: str, steering: Steering
+) -> Harness:
     """Load with a spinner."""
     with console.status(f"loading {model}"):
-        return Harness.load(model, device=device, dtype=dtype, steering=steering)
+        return Harness.load(model, revision=revision, device=device, dtype=dtype, steering=steering)
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """A text on one line, cut to `width` characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"

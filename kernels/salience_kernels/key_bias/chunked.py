@@ -59,7 +59,8 @@ def attend_band(
         key, value = key.to(dtype), value.to(dtype)
     out = query.new_empty((*query.shape[:3], value.shape[3]))
     lse = torch.empty(query.shape[:3], dtype=dtype, device=query.device)
-    step = rows_per_chunk(batch, heads, n_keys, at_most=_step(batch * heads, window) if is_fused else _ROWS)
+    at_most = _step(batch * heads, window) if is_fused else _ROWS
+    step = rows_per_chunk(batch, heads, n_keys, query.device, at_most)
     for start in range(0, n_rows, step):
         stop = min(start + step, n_rows)
         first, end = _key_range(start, stop, n_keys, offset, window)

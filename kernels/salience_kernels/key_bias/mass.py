@@ -22,7 +22,7 @@ def block_mass(problem: AttentionProblem, lse: Tensor, mass: str) -> Tensor:
     out = torch.empty(shape, device=problem.query.device)
     # a row without keys has no probability: exp(-inf - inf) is 0, exp(-inf + inf) would be NaN
     lse = lse.masked_fill(lse == -math.inf, math.inf)[..., None]
-    step = rows_per_chunk(batch, heads, problem.n_keys)
+    step = rows_per_chunk(batch, heads, problem.n_keys, problem.query.device)
     for start in range(first_row, n_rows, step):
         stop = min(start + step, n_rows)
         rows = slice_rows(problem, start, stop)

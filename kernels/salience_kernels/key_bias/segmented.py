@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from salience_kernels.errors import ImplUnavailable
 from salience_kernels.key_bias.merge import MergedAttention
 from salience_kernels.key_bias.segments import MAX_SEGMENTS, attend_segments, find_segments
 from salience_kernels.log_mass import add_to_block
@@ -21,16 +22,15 @@ def attend(problem: AttentionProblem, mass: str) -> tuple[Tensor, Tensor, Tensor
     """Output, log-sum-exp and mass of the keys (a sink not yet counted) of a trimmed problem.
 
     Raises:
-        ValueError: A batch row has more than 64 segments.
+        ImplUnavailable: A batch row has more than 64 segments.
     """
     segments = find_segments(problem, by_block=mass != "none")
     if len(segments) <= MAX_SEGMENTS:
         return _attend(problem, segments, mass)
     batch = problem.query.shape[0]
     if batch == 1:
-        raise ValueError(
-            f"key_bias and blocks must form at most {MAX_SEGMENTS} segments, got {len(segments)}"
-        )
+        reason = f"key_bias and blocks must form at most {MAX_SEGMENTS} segments, got {len(segments)}"
+        raise ImplUnavailable("segmented", reason)
     # batch rows cut the keys at different places: each alone has fewer cuts
     outs, lses, masses = zip(*(attend(slice_batch(problem, row), mass) for row in range(batch)), strict=True)
     return torch.cat(outs), torch.cat(lses), None if mass == "none" else torch.cat(masses)

@@ -53,7 +53,7 @@ def block_log_mass(
     )
     problem = trim_problem(problem)
     n_rows = problem.n_rows
-    step = rows_per_chunk(query.shape[0], query.shape[1], problem.n_keys)
+    step = rows_per_chunk(query.shape[0], query.shape[1], problem.n_keys, query.device)
     parts = []
     for start in range(0, n_rows, step):
         rows = slice_rows(problem, start, min(start + step, n_rows))

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float32, Int, Int16
 from torch import Tensor
 
+from salience_kernels.errors import ImplUnavailable
 from salience_kernels.key_bias.segments import MAX_SEGMENTS, find_segments, is_segmentable
 from salience_kernels.outputs import TargetShareOutput
 from salience_kernels.problem import LAST_ROWS, AttentionProblem, slice_batch, slice_rows, trim_problem
@@ -80,6 +81,9 @@ def target_share_attention(
         impl: Implementation by name; one named runs or raises, `auto` chooses and reports which.
 
     The other arguments are those of `key_bias_attention`.
+
+    Raises:
+        ImplUnavailable: The implementation named cannot run on these inputs.
     """
     impl = resolve_target_share_impl(impl)
     check_mass_rows(mass, blocks)
@@ -108,7 +112,7 @@ def target_share_attention(
     if impl is TargetShareImpl.SEGMENTED:
         out, lse, after, before = _attend_segmented(problem, target, mass)
     else:
-        step = rows_per_chunk(query.shape[0], query.shape[1], problem.n_keys)
+        step = rows_per_chunk(query.shape[0], query.shape[1], problem.n_keys, query.device)
         out, lse, after, before = _attend_by_rows(chunked.attend, problem, target, mass, step)
     masses = (None, None) if mass == "none" else (after, before)
     return TargetShareOutput(out, lse.float(), *masses, impl.value)
@@ -121,7 +125,8 @@ def _attend_segmented(problem: AttentionProblem, target: ShareTarget, mass: str)
         step = max(256, _MAX_HELD_ELEMENTS // (n_segments * batch * heads * value_dim))
         return _attend_by_rows(segmented.attend, problem, target, mass, step)
     if batch == 1:
-        raise ValueError(f"blocks must form at most {MAX_SEGMENTS} segments, got {n_segments}")
+        reason = f"blocks must form at most {MAX_SEGMENTS} segments, got {n_segments}"
+        raise ImplUnavailable(TargetShareImpl.SEGMENTED.value, reason)
     # batch rows cut the keys at different places: each alone has fewer cuts
     rows = [
         _attend_segmented(
