@@ -21,7 +21,7 @@ from salience_experiments.bench.cli import bench_commands
 from salience_experiments.errors import ExperimentsError, ParityError, SpecError
 from salience_experiments.manifests import merge_runs, read_run
 from salience_experiments.power import format_power, power_for_spec
-from salience_experiments.report import build_report
+from salience_experiments.report import build_report, headline_table
 from salience_experiments.runner import RunOptions, run_directory, run_spec
 from salience_experiments.spec import load_spec
 from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
@@ -105,7 +105,7 @@ def run(
 
 
 def default_results(spec: Path) -> Path:
-    """`results` beside the folder `ablations` that holds the spec; for other specs, in the working directory."""
+    """`results` beside the folder `ablations` that holds the spec; else in the working directory."""
     folder = spec.resolve().parent
     return folder.parent / "results" if folder.name == "ablations" else Path("results")
 
@@ -135,15 +135,32 @@ def report(
     results: ResultsOption = None,
     run_id: Annotated[str | None, typer.Option(help="Name of a spec's run; default: as for `run`.")] = None,
 ) -> None:
-    """Regenerate tables and figures from result files alone: Markdown, PNG, SVG and one HTML page."""
+    """Regenerate tables and figures from result files alone: Markdown, PNG, SVG and one HTML page.
+
+    A spec's present contrasts, metric and margins count, whatever they were when it ran.
+    """
     console = Console(highlight=False)
     folders = [_run_folder(path, results, run_id) for path in runs]
-    for path in build_report(folders, out):
+    analysis = load_spec(runs[0]).model_dump(mode="json") if len(runs) == 1 and _is_spec(runs[0]) else None
+    paths = build_report(folders, out, analysis=analysis)
+    for folder in folders:
+        if (found := headline_table(folder, analysis)) is not None:
+            table = Table(caption=found.caption, caption_justify="left")
+            for column in found.columns:
+                table.add_column(column, overflow="fold")
+            for row in found.rows:
+                table.add_row(*row)
+            console.print(table)
+    for path in paths:
         console.print(str(path), markup=False, soft_wrap=True)
 
 
+def _is_spec(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
 def _run_folder(path: Path, results: Path | None, run_id: str | None) -> Path:
-    if path.suffix not in (".yaml", ".yml"):
+    if not _is_spec(path):
         return path
     return run_directory(load_spec(path), RunOptions(results or default_results(path), run_id=run_id))
 
@@ -155,8 +172,7 @@ def power(
     """Print how many items each contrast of a spec needs."""
     loaded = load_spec(spec)
     trials = None if pilot is None else read_run(pilot).trials
-    fields = loaded.model_dump(mode="json") | {"arms": [{"arm": cell.label} for cell in loaded.cells()]}
-    print(format_power(power_for_spec(fields, trials)))
+    print(format_power(power_for_spec(loaded.model_dump(mode="json"), trials)))
 
 
 def merge(

@@ -17,6 +17,7 @@ from salience_experiments.tasks import POSITIONS
 from salience_experiments.trials import Trial
 
 Measure = Literal["metric", "gold_logprob"]
+MEASURES: tuple[Measure, ...] = ("metric", "gold_logprob")
 DEFAULT_BASELINE = "none"
 ALL = "all"
 _MAX_NAMED = 5

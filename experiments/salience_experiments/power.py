@@ -17,7 +17,6 @@ from salience_experiments.pairing import (
     edits_prompt,
     has_measure,
     pair_trials,
-    position_order,
     primary_measure,
     scopes_by_table,
 )
@@ -69,24 +68,27 @@ def power_for_spec(spec: Mapping[str, Any], pilot: Sequence[Trial] | None = None
     """The n that every contrast of the spec needs, at the strictest step of Holm over its report's tables.
 
     The spec's `power` (`PowerSpec`) says which effect to plan for, and the spreads to assume without a pilot.
-    From a pilot they are measured. Accuracy is planned for only where the spec is judged by it and has
-    answers generated; log-probability always.
+    Of arms that a pilot holds they are measured. Accuracy is planned for only where the spec is judged by it
+    and has answers generated; log-probability always.
 
     Raises:
-        TrialsError, UnequalSets: The spec's contrasts cannot be paired in the pilot.
+        TrialsError: The spec's contrasts name what is not among its arms.
+        UnequalSets: Two arms cannot be paired in the pilot.
     """
     settings = PowerSpec.model_validate(spec.get("power") or {})
     names = arm_names(spec)
-    pairs = contrast_pairs(spec, list(dict.fromkeys(trial.arm for trial in pilot)) if pilot else list(names))
-    positions = position_order(t.position for t in pilot) if pilot else spec.get("positions") or POSITIONS
+    pairs = contrast_pairs(spec, list(names))
+    pilot = pilot or ()
+    pilot_arms = {trial.arm for trial in pilot}
     n_items = count_items(spec)
     needs: list[PowerNeed] = []
     for arm, baseline in pairs:
-        may_edit = any(edits_prompt(names.get(label, label)) for label in (arm, baseline))
+        may_edit = any(edits_prompt(names[label]) for label in (arm, baseline))
         for measure in _planned_measures(spec):
             pair = None
-            if pilot and has_measure(pilot, measure):
+            if {arm, baseline} <= pilot_arms and has_measure(pilot, measure):
                 pair = pair_trials(pilot, arm, baseline, measure, may_edit=may_edit)
+            positions = pair.positions if pair else spec.get("positions") or POSITIONS
             tables = scopes_by_table(positions, with_u=bool(pair) and measure == primary_measure(spec))
             for scopes in tables.values():
                 alpha = settings.alpha / family_size(len(pairs), scopes)
@@ -123,7 +125,7 @@ def format_power(needs: Sequence[PowerNeed]) -> str:
             f"{need.spread.kind} {need.spread.amount:.3g}",
             need.spread.source,
             f"{need.alpha:.2g}",
-            str(need.size.n) if need.size else "cannot tell: no spread in the pilot",
+            str(need.size.n) if need.size else "cannot tell (no spread)",
             "–" if need.n_items is None else str(need.n_items),
             f"{need.size.power:.2f}" if need.size else "–",
         )

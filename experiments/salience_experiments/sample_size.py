@@ -35,7 +35,8 @@ def required_n(
 
     Give either `discordance` (share of pairs where exactly one side is right; the exact McNemar test on 0/1
     outcomes) or `sd` (of the paired differences, one per question; a test of their mean). The n grows until
-    the simulated power is reached: the exact test is conservative, so the formula alone falls short.
+    the simulated power is reached: the exact test is conservative, so the formula alone falls short. It is
+    never below `sign_flip_floor`.
 
     Source: Connor 1987 for McNemar, without continuity correction.
     """
@@ -51,13 +52,18 @@ def required_n(
     else:
         root = (z_alpha + z_power) * float(sd or 0.0)
     n_formula = max(2, math.ceil((root / size) ** 2 - 1e-9))
-    n = n_formula
+    n = max(n_formula, sign_flip_floor(alpha))
     tolerance = math.sqrt(power * (1 - power) / N_SIMULATIONS)
     while (reached := simulated_power(n, size, discordance=discordance, sd=sd, alpha=alpha, seed=seed)) < (
         power - tolerance
     ):
         n += max(1, n // 50)
     return SampleSize(n, n_formula, reached)
+
+
+def sign_flip_floor(alpha: float) -> int:
+    """Questions that must all move the same way for an exact sign-flip or McNemar test to reach alpha."""
+    return math.ceil(math.log2(2 / alpha))
 
 
 def least_detectable_effect(

@@ -52,6 +52,8 @@ class Trial(BaseModel):
 
     `params` carries `split` (dev or test), `item_index`, `question` (the cluster of the statistics) and
     `weights` (where semantic weights came from), besides the arm's own settings. `gold_logprob` is in nats.
+    `wall_s` is an even share of the time of the trial's batch, which holds other arms too: it adds up over a
+    run, and says nothing of one arm.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -10,7 +10,7 @@ from enum import StrEnum
 from scipy import stats
 
 from salience_experiments.pairing import ALL, PairedSet
-from salience_experiments.sample_size import least_detectable_effect
+from salience_experiments.sample_size import least_detectable_effect, sign_flip_floor
 from salience_experiments.statistics import (
     N_RESAMPLES,
     MeanDifference,
@@ -93,10 +93,9 @@ def detectable_effect(difference: MeanDifference, *, is_bounded: bool = True, al
     """The least mean difference these questions show with 80 % power, in the measure's unit; infinite if
     none.
 
-    From the spread seen, but never below what an exact test allows: p <= alpha takes log2(2/alpha)
-    questions that all move the same way.
+    From the spread seen, but never below what an exact test allows (`sign_flip_floor`).
     """
-    needed = math.ceil(math.log2(2 / alpha))
+    needed = sign_flip_floor(alpha)
     if difference.n_clusters < needed:
         return math.inf
     effect = least_detectable_effect(difference.n_clusters, sd=difference.sd, alpha=alpha)

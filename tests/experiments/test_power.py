@@ -64,6 +64,12 @@ def test_a_pilot_replaces_the_assumptions():
     }
 
 
+def test_arms_that_the_pilot_lacks_keep_the_assumptions():
+    trials = [trial for trial in make_pilot(20) if trial.arm != "logit_bias[strength=2]"]
+    sources = {(need.arm, need.spread.source) for need in power_for_spec(SPEC, trials)}
+    assert sources == {("logit_bias[strength=1]", "pilot n=20"), ("logit_bias[strength=2]", "assumed")}
+
+
 def test_alpha_is_the_strictest_of_the_reports_own_families():
     trials = make_pilot()
     summary = summarise(SPEC, trials, "dev", seed=0)
@@ -96,7 +102,7 @@ def test_a_pilot_without_spread_cannot_tell_an_n():
     trials = [t.model_copy(update={"metric": 1.0, "gold_logprob": -1.0}) for t in make_pilot(5)]
     needs = power_for_spec(SPEC, trials)
     assert {need.size for need in needs} == {None}
-    assert format_power(needs).count("cannot tell: no spread in the pilot") == len(needs)
+    assert format_power(needs).count("cannot tell (no spread)") == len(needs)
 
 
 def test_the_specs_own_defaults_are_the_assumptions():

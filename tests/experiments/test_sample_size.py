@@ -33,6 +33,11 @@ def test_least_detectable_effect_inverts_the_required_n(spread):
     assert required_n(effect, **spread).n_formula == pytest.approx(500, abs=1)
 
 
+def test_no_n_is_below_what_the_exact_test_can_show():
+    assert required_n(0.5, sd=0.1, alpha=0.05 / 21).n == 10
+    assert required_n(0.9, discordance=0.95, alpha=0.05 / 21).n >= 10
+
+
 def test_too_few_pairs_can_show_nothing():
     assert math.isinf(least_detectable_effect(10, discordance=0.1))
     assert math.isinf(least_detectable_effect(1, sd=1.0))

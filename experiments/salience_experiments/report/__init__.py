@@ -1,5 +1,5 @@
 """Tables and figures regenerated from runs' manifests and trials: Markdown, PNG, SVG, one HTML page."""
 
-from salience_experiments.report.builder import build_report
+from salience_experiments.report.builder import build_report, headline_table
 
-__all__ = ["build_report"]
+__all__ = ["build_report", "headline_table"]

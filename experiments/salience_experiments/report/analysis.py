@@ -11,6 +11,7 @@ import numpy as np
 from salience_experiments.errors import TrialsError, UnequalSets
 from salience_experiments.pairing import (
     ALL,
+    MEASURES,
     Measure,
     PairedSet,
     arm_names,
@@ -111,8 +112,10 @@ def summarise(spec: Mapping[str, Any], trials: Sequence[Trial], split: str, *, s
     rank = {label: index for index, label in enumerate(by_arm)}
     named.sort(key=lambda pair: (rank[pair[1]], rank[pair[0]]))
     primary = primary_measure(spec)
-    ordered: list[Measure] = [primary, "metric" if primary == "gold_logprob" else "gold_logprob"]
-    present = [measure for measure in ordered if has_measure(trials, measure)] or [primary]
+    present: list[Measure] = [measure for measure in MEASURES if has_measure(trials, measure)]
+    if not present:
+        present.append(primary)
+    present.sort(key=lambda measure: measure != primary)
     measures: list[MeasureSummary] = []
     for measure in present:
         pairs = _pair_all(by_arm, named, measure, spec, positions, refusals)

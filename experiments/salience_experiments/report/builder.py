@@ -13,7 +13,15 @@ from salience_experiments.errors import TrialsError
 from salience_experiments.manifests import Run, read_run
 from salience_experiments.pairing import Measure, select_split
 from salience_experiments.report.analysis import MeasureSummary, SplitSummary, summarise
-from salience_experiments.report.document import Alarm, Block, Figure, Heading, Paragraph, render_markdown
+from salience_experiments.report.document import (
+    Alarm,
+    Block,
+    Figure,
+    Heading,
+    Paragraph,
+    Table,
+    render_markdown,
+)
 from salience_experiments.report.figures import Origin, draw_figures
 from salience_experiments.report.findings import describe_findings
 from salience_experiments.report.html import render_html
@@ -61,21 +69,37 @@ def build_report(
     return _write(out_dir, title, blocks)
 
 
-def _run_blocks(run: Run, prefix: str, analysis: Mapping[str, Any]) -> list[Block]:
-    manifest = run.manifest
+def headline_table(result_dir: Path, analysis: Mapping[str, Any] | None = None) -> Table | None:
+    """The first table of a run's report: the metric by arm and position; None where no trial is there."""
+    run = read_run(result_dir)
+    _, _, summaries = _summaries(run, analysis or {})
+    return cell_table(summaries[0], summaries[0].primary) if summaries else None
+
+
+def _summaries(run: Run, analysis: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[SplitSummary]]:
+    """The spec with `analysis` over it, which fields that changed, and a summary per split, test first."""
     given = {field: _plain(analysis[field]) for field in sorted(ANALYSIS_FIELDS) if field in analysis}
-    changed = [field for field, value in given.items() if manifest.spec.get(field) != value]
-    spec = manifest.spec | given
-    seed = spec.get("seed")
-    seed = seed if isinstance(seed, int) and seed >= 0 else 0
+    changed = [field for field, value in given.items() if run.manifest.spec.get(field) != value]
+    spec = run.manifest.spec | given
     tests, tuning = select_split(run.trials, "test"), select_split(run.trials, "dev")
     if len(tests) + len(tuning) != len(run.trials):
         raise TrialsError(f"{run.path} must split its items into dev and test, got other splits too")
     summaries = [
-        summarise(spec, trials, split, seed=seed)
+        summarise(spec, trials, split, seed=_seed(spec))
         for split, trials in (("test", tests), ("dev", tuning))
         if trials
     ]
+    return spec, changed, summaries
+
+
+def _seed(spec: Mapping[str, Any]) -> int:
+    seed = spec.get("seed")
+    return seed if isinstance(seed, int) and seed >= 0 else 0
+
+
+def _run_blocks(run: Run, prefix: str, analysis: Mapping[str, Any]) -> list[Block]:
+    manifest = run.manifest
+    spec, changed, summaries = _summaries(run, analysis)
     gaps = [*run.gaps, *(refusal for summary in summaries for refusal in summary.refusals)]
     if not run.trials:
         gaps.append("no trial is there")
@@ -84,9 +108,10 @@ def _run_blocks(run: Run, prefix: str, analysis: Mapping[str, Any]) -> list[Bloc
     blocks += describe_findings(summaries[0]) if summaries else []
     if description := str(spec.get("description") or ""):
         blocks.append(Paragraph(description))
-    blocks.append(header_table(run, seed, changed))
+    blocks.append(header_table(run, _seed(spec), changed))
     note = "INCOMPLETE" if gaps else f"FIRST {manifest.limit} ITEMS ONLY" * (manifest.limit is not None)
-    origin = Origin(manifest.spec_name, str(manifest.model.get("source", "unnamed model")), note)
+    source = Path(str(manifest.model.get("source", "unnamed model")))
+    origin = Origin(manifest.spec_name, source.name if source.is_absolute() else str(source), note)
     for index, summary in enumerate(summaries):
         figures = draw_figures(summary, prefix, origin) if index == 0 else []
         blocks += _split_blocks(summary, figures, mark)

@@ -33,7 +33,7 @@ from salience_experiments.spec import format_setting
 from salience_experiments.statistics import Interval
 from salience_experiments.verdict import Contrast
 
-_INTERVALS = "Whiskers: 95 % intervals. Dashed, hollow: negative controls."
+_INTERVALS = "Whiskers: 95\u00a0% intervals. Dashed, hollow: negative controls."
 
 
 @dataclass(frozen=True)
