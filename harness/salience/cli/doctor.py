@@ -28,7 +28,7 @@ _LIBRARIES = (
 
 _WHY = {
     "cpu": "auto takes native, torch's fused CPU kernel with a bias row: as fast as plain attention. Where\n"
-    "its self-test fails, or scores are soft-capped, auto takes chunked; for the mass of all rows, segmented.",
+    "its self-test fails, or scores are soft-capped, auto takes chunked; for mass of all rows, segmented.",
     "cuda": "auto takes chunked: exact, linear in memory, slower than plain attention; native is CPU only.",
 }
 
