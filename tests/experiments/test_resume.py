@@ -125,7 +125,7 @@ def test_killed_at_any_point_the_same_command_ends_with_every_trial_once(
     undisturbed = run_spec(spec, RunOptions(tmp_path / "undisturbed"), lambda: tiny_lm, recall)
     whole = load_manifest(undisturbed / "manifest.json")
     assert_same(run.trials, read_trials(undisturbed))
-    # not the device: the killed runs had one thread, which the manifest says beside the number of this one's
+    # not the device, which names the threads: the killed runs had one
     for name in ("n_trials", "prompt_count", "prompts_sha256", "impls", "versions", "commit"):
         assert getattr(run.manifest, name) == getattr(whole, name)
 
