@@ -145,13 +145,7 @@ class Memory(BaseModel):
             return declaration
         fields = dict(cast(Mapping[str, Any], declaration))
         if fields.get("memory_id") is None and isinstance(fields.get("content"), str):
-            owner = [fields.get(name) for name in ("user_id", "session_id")]
-            scope = fields.get("scope")
-            if scope is None or (
-                scope in list(Scope) and all(o is None or isinstance(o, str) for o in owner)
-            ):
-                scope = None if scope is None else Scope(scope)
-                fields["memory_id"] = derive_memory_id(fields["content"], scope, *owner)
+            fields["memory_id"] = _derive_id(fields)
         if fields.get("trust") is None:
             fields["trust"] = _trust_of(fields.get("provenance"))
         return fields
