@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from salience_models.attention import ATTENTION_NAME, register_attention, steere
 from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
 from salience_models.cache import CacheKind, RowCache, build_cache, join_rows, split_rows
 from salience_models.errors import InvalidPlan, PromptTooLong
+from salience_models.length_groups import group_by_length
 from salience_models.loader import load_model
 from salience_models.model_info import ModelInfo, info_from_model
 from salience_models.receipts import Receipt
@@ -22,6 +24,11 @@ from salience_models.request_steering import RequestSteering
 from salience_models.steering import SteeringRun
 
 __all__ = ["DecodeState", "LanguageModel", "Request"]
+
+_CPU_PASS_TOKENS = 32
+_PASS_TOKENS = 512
+"""What one more pass of a prefill is worth in tokens: on a CPU little, as the arithmetic takes the time; on
+an accelerator what it computes while a pass's kernels are launched (a guess: no device was measured)."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class LanguageModel:
         impl: str = "auto",
         prefix: RowCache | Sequence[RowCache] | None = None,
     ) -> DecodeState:
-        """Run a batch of prompts, left-padded to one length.
+        """Run a batch of prompts, those of similar length together, and left-pad them to one length.
 
         Args:
             requests: Prompts and plans, one per batch row.
@@ -148,13 +155,33 @@ class LanguageModel:
         kind = CacheKind(cache)
         room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
         self._check(requests, room)
+        together = partial(self._prefill_together, chunk_tokens=chunk_tokens, with_mass=with_mass, impl=impl)
+        if kind is not CacheKind.GROWING or prefix is not None:
+            rows = [prefix] * len(requests) if isinstance(prefix, RowCache) else prefix
+            return together(requests, kind, max(room), rows)
+        worth = _CPU_PASS_TOKENS if self.device.type == "cpu" else _PASS_TOKENS
+        groups = group_by_length([len(r.token_ids) for r in requests], worth)
+        if len(groups) == 1:
+            return together(requests, kind, max(room))
+        return self._join(groups, [together([requests[i] for i in g], kind, 0) for g in groups], max(room))
+
+    def _prefill_together(
+        self,
+        requests: Sequence[Request],
+        kind: CacheKind,
+        room: int,
+        rows: Sequence[RowCache] | None = None,
+        *,
+        chunk_tokens: int | None,
+        with_mass: bool,
+        impl: str,
+    ) -> DecodeState:
         lengths = [len(r.token_ids) for r in requests]
         width = max(lengths)
         pads = [width - length for length in lengths]
         steerings = [RequestSteering(r.plan, len(r.token_ids)) for r in requests]
         run = SteeringRun(steerings, pads, self.device, with_mass=with_mass, impl=impl)
-        rows = [prefix] * len(requests) if isinstance(prefix, RowCache) else prefix
-        filled, start = build_cache(kind, self.model.config, width + max(room)), 0
+        filled, start = build_cache(kind, self.model.config, width + room), 0
         if rows is not None:
             if kind is not CacheKind.GROWING:
                 raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
@@ -162,16 +189,33 @@ class LanguageModel:
             common = min(pad + count for pad, count in zip(pads, reusable, strict=True))
             if common > max(pads):
                 start = common
-                filled = join_rows(rows, [start - pad for pad in pads], pads, width + max(room))
+                filled = join_rows(rows, [start - pad for pad in pads], pads, width + room)
                 run.note_reused(start, self.info.layer_windows)
         tokens = [list(r.token_ids) for r in requests]
-        capacity = width + max(room) if kind is CacheKind.STATIC else None
+        capacity = width + room if kind is CacheKind.STATIC else None
         state = DecodeState(steerings, tokens, pads, filled, run, start, torch.empty(0), capacity)
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, tokens, strict=True)])
         for end in self._chunk_ends(state, width, chunk_tokens):
             state.logits = self._forward(state, ids[:, state.columns : end], keep=1)[:, -1]
         run.check_applied(self.info.n_layers)
         return state
+
+    def _join(
+        self, groups: Sequence[Sequence[int]], states: Sequence[DecodeState], new_tokens: int
+    ) -> DecodeState:
+        """One batch, in the order that `groups` number, out of batches that were prefilled apart."""
+        places = [i for group in groups for i in group]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        rows = [row for state in states for row in state.rows()]
+        steerings = [steering for state in states for steering in state.requests]
+        joined = self.resume(
+            [rows[at] for at in order],
+            [steerings[at] for at in order],
+            new_tokens=new_tokens,
+            like=states[0].run,
+        )
+        joined.logits = torch.cat([state.logits for state in states])[order]
+        return joined
 
     @torch.inference_mode()
     def decode(self, state: DecodeState, token_ids: Sequence[int | None]) -> Tensor:

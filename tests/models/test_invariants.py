@@ -219,16 +219,20 @@ def test_ln_2_doubles_the_odds_of_a_block(
     np.testing.assert_allclose(odds(math.log(2), "unbiased"), plain, rtol=1e-4)
 
 
+@pytest.mark.parametrize("pass_tokens", [0, 10**6], ids=["each length apart", "one pass"])
 @METHODS
 def test_left_padded_batch_of_different_plans_equals_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
     tiny_name: str,
     method: SteeringMethod,
+    pass_tokens: int,
     language_model: Factory,
     draw_tokens: Factory,
     plan_of: Factory,
     step_logits: Factory,
     assert_close: Factory,
 ) -> None:
+    monkeypatch.setattr("salience_models.language_model._CPU_PASS_TOKENS", pass_tokens)
     lm = language_model(tiny_name)
     mixed = mixed_requests(draw_tokens, plan_of)
     requests = [*mixed, Request(draw_tokens(37, seed=1), plan_of(method, query_scope="all", phase="decode"))]
