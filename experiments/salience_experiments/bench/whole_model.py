@@ -25,6 +25,9 @@ MAX_LOGIT_DIFFERENCE = 1e-4
 
 BIAS_NATS = 2.0
 
+MAX_STEP_RATIO = 1.02
+"""A decode step with a bias over one without."""
+
 
 @dataclass(frozen=True)
 class ModelCase:
@@ -140,10 +143,18 @@ def compare_models(
         _row(case, f"{name}: {phase}", [run[phase] for run in ours], [run[phase] for run in theirs])
         for phase in ours[0]
     ]
-    return rows, [
+    bars = [
         Bar(f"{rows[-1].name}, biased, over stock's time", rows[-1].timing.ratio, case.limit),
         Bar(f"{name}: unbiased logits' difference from stock's", difference, MAX_LOGIT_DIFFERENCE),
     ]
+    if case.decode_steps:
+        say(f"{name}: {case.decode_steps} decode steps, biased and not in turn")
+        plain = [Request(prompt) for prompt in prompts]
+        rows.append(_time_steps(case, f"{name}: decode step, biased", lm, biased, plain))
+        bars.append(
+            Bar(f"{name}: decode step, biased, over one without", rows[-1].timing.ratio, MAX_STEP_RATIO)
+        )
+    return rows, bars
 
 
 def make_prompts(lengths: Sequence[int], vocab_size: int) -> list[tuple[int, ...]]:
@@ -175,6 +186,25 @@ def _time_phases(loop: Loop, decode_steps: int) -> dict[str, float]:
     }
 
 
+def _time_steps(
+    case: ModelCase, name: str, lm: LanguageModel, biased: Sequence[Request], plain: Sequence[Request]
+) -> Row:
+    """Each decode step of two batches in turn, the first not counted."""
+    turns = [OurLoop(lm, requests, case.decode_steps + 1) for requests in (biased, plain)]
+    tokens = [loop.prefill().argmax(-1) for loop in turns]
+
+    def timed(at: int) -> float:
+        started = time.perf_counter()
+        logits = turns[at].step(tokens[at])
+        taken = time.perf_counter() - started
+        tokens[at] = logits.argmax(-1)
+        return taken
+
+    timed(0), timed(1)
+    ours_s, peer_s = alternate(lambda: timed(0), lambda: timed(1), case.decode_steps)
+    return _row(case, name, ours_s, peer_s, "ours, no bias")
+
+
 def _logit_difference(ours: Loop, stock: Loop, steps: int) -> float:
     """Largest difference over prefill and `steps` steps fed alike, over the largest logit."""
     pairs = [(ours.prefill(), stock.prefill())]
@@ -185,7 +215,13 @@ def _logit_difference(ours: Loop, stock: Loop, steps: int) -> float:
     return max(float((mine - theirs).abs().max()) for mine, theirs in pairs) / largest
 
 
-def _row(case: ModelCase, name: str, ours_s: Sequence[float], stock_s: Sequence[float]) -> Row:
+def _row(
+    case: ModelCase,
+    name: str,
+    ours_s: Sequence[float],
+    peer_s: Sequence[float],
+    peer: str = "transformers, sdpa, no bias",
+) -> Row:
     where: dict[str, str | int] = {
         "model": case.source,
         "dtype": "float32",
@@ -194,4 +230,4 @@ def _row(case: ModelCase, name: str, ours_s: Sequence[float], stock_s: Sequence[
         "longest": max(case.lengths),
         "decode_steps": case.decode_steps,
     }
-    return Row(name, "transformers, sdpa, no bias", where, Timing(tuple(ours_s), tuple(stock_s)))
+    return Row(name, peer, where, Timing(tuple(ours_s), tuple(peer_s)))
