@@ -17,7 +17,10 @@ ModelsError
 ├── InvalidPlan                  a bias plan that no model could apply
 ├── UnsupportedMask              an attention mask the seam cannot express
 ├── BlockDropped                 a block of the plan holds no token of the prompt
-└── BiasNotApplied               a bias was asked for and no layer applied it
+├── BiasNotApplied               a bias was asked for and no layer applied it
+└── ConstraintError              rules that cannot be kept
+    ├── ConstraintContradiction  rules that together leave no answer
+    └── ConstraintFailed         the grammar engine gave up in the middle of an answer
 
 A wrong argument (a misspelt dtype, a negative count) is a `ValueError`; these are for what a caller might
 want to catch. Each message is one sentence: the field, what was expected, what came.
@@ -94,3 +97,19 @@ class BlockDropped(ModelsError):
 
 class BiasNotApplied(ModelsError):
     """A bias was asked for and no layer applied it."""
+
+
+class ConstraintError(ModelsError):
+    """Rules that cannot be kept; what is wrong with a single rule is a `ValueError` at its declaration."""
+
+
+class ConstraintContradiction(ConstraintError):
+    """Rules that together leave no answer at all."""
+
+    def __init__(self, message: str, rule_ids: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.rule_ids = rule_ids
+
+
+class ConstraintFailed(ConstraintError):
+    """The grammar engine reached one of its limits or was fed a token it had not allowed."""
