@@ -5,6 +5,9 @@ import string
 from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SHORTEST_LOOP_WORDS = 6
+"""Words that a loop takes at least: "no, no, no" is none."""
+
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -43,3 +46,14 @@ def value_hit(answer: str, value: str) -> float:
     Source: lost-in-the-middle, `evaluate_kv_responses.py` (MIT).
     """
     return float(value.lower() in answer.lower())
+
+
+def ends_in_loop(answer: str) -> bool:
+    """Return whether the answer ends by saying the same words three times over, or is cut off doing so."""
+    words = answer.split()
+    for period in range(1, len(words) // 3 + 1):
+        length = max(3 * period, _SHORTEST_LOOP_WORDS)
+        tail = words[-length:]
+        if len(tail) == length and tail[period:] == tail[:-period]:
+            return True
+    return False

@@ -13,6 +13,7 @@ from salience_experiments.data import find_data_file
 from salience_experiments.errors import DataFormatError, SpecError
 from salience_experiments.tasks.base import Task
 from salience_experiments.tasks.kv import kv_from_file, kv_generated
+from salience_experiments.tasks.neutral import neutral_from_oracle
 from salience_experiments.tasks.qa import qa_from_file, qa_from_oracle
 from salience_experiments.tasks.synthwiki import synthwiki_from_file
 
@@ -29,6 +30,8 @@ class TaskName(StrEnum):
     QA_ORACLE = "qa_oracle"
     """Multi-document QA from the oracle file, distractors drawn from other questions' golds."""
     SYNTHWIKI = "synthwiki"
+    NEUTRAL = "neutral"
+    """Perplexity of a passage after unrelated documents; `metric: gold_logprob`, `positions: [unrelated]`."""
 
 
 _FROM_FILE: dict[TaskName, Callable[..., Task]] = {
@@ -36,6 +39,7 @@ _FROM_FILE: dict[TaskName, Callable[..., Task]] = {
     TaskName.QA: qa_from_file,
     TaskName.QA_ORACLE: qa_from_oracle,
     TaskName.SYNTHWIKI: synthwiki_from_file,
+    TaskName.NEUTRAL: neutral_from_oracle,
 }
 
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from salience_experiments.metrics import best_subspan_em, first_line, normalize_answer, value_hit
+from salience_experiments.metrics import (
+    best_subspan_em,
+    ends_in_loop,
+    first_line,
+    normalize_answer,
+    value_hit,
+)
 
 
 def test_normalizing_drops_case_punctuation_articles_and_spaces():
@@ -49,3 +55,20 @@ def test_answer_that_begins_with_a_newline_is_emptied_as_in_the_reference():
 def test_value_counts_anywhere_in_any_case():
     assert value_hit('\n{"k": "AB-12"}', "ab-12") == 1.0
     assert value_hit("ab-1", "ab-12") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "loops"),
+    [
+        ("She lives in Oslo.", False),
+        ("no, no, no", False),
+        ("a a a a a a", True),
+        ("Well: the code is 7. the code is 7. the code is 7.", True),
+        ("Well: the code is 7. the code is 7. the code is 7. the code", True),  # cut off at the limit
+        ("the code is 7. the code is 7. So there.", False),
+        ("the code is 7. the code is 7. the code is 7. So there.", False),  # it found its way out
+        ("", False),
+    ],
+)
+def test_an_answer_that_ends_by_repeating_itself_is_a_loop(answer, loops):
+    assert ends_in_loop(answer) is loops

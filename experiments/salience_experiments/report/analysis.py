@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from salience_experiments.errors import TrialsError, UnequalSets
+from salience_experiments.metrics import ends_in_loop
 from salience_experiments.pairing import (
     ALL,
     MEASURES,
@@ -77,6 +78,7 @@ class SplitSummary:
         shared: A sentence that completes the arms' short names.
         measures: The one that the spec judges by comes first; one that no trial has is left out.
         gold_weighted: Per arm, the share of trials whose weighted blocks held the gold one; empty if untold.
+        looping: Per arm, the share of answers that end by repeating themselves; empty if none does.
     """
 
     split: str
@@ -86,6 +88,7 @@ class SplitSummary:
     positions: tuple[str, ...]
     measures: tuple[MeasureSummary, ...]
     gold_weighted: Mapping[str, float]
+    looping: Mapping[str, float]
     refusals: tuple[str, ...]
     n_items: int
     n_questions: int
@@ -128,6 +131,7 @@ def summarise(spec: Mapping[str, Any], trials: Sequence[Trial], split: str, *, s
         positions=positions,
         measures=tuple(measures),
         gold_weighted=_gold_weighted(by_arm),
+        looping=_looping(by_arm),
         refusals=tuple(dict.fromkeys(refusals)),
         n_items=len({trial.item for trial in trials}),
         n_questions=len({_question(trial) for trial in trials}),
@@ -237,6 +241,14 @@ def _gold_weighted(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
         if held:
             shares[label] = float(np.mean(held))
     return shares
+
+
+def _looping(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for label, mine in by_arm.items():
+        if answers := [trial.answer for trial in mine if trial.error is None and trial.answer is not None]:
+            shares[label] = float(np.mean([ends_in_loop(answer) for answer in answers]))
+    return shares if any(shares.values()) else {}
 
 
 def _question(trial: Trial) -> str:

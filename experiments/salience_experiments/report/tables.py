@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from salience_experiments.manifests import Run
 from salience_experiments.pairing import ALL
@@ -78,14 +78,17 @@ def _describe_time(trials: Sequence[Trial]) -> str:
 def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
     """Arm × position: the measure's mean with its 95 % interval, n, and how often gold was weighted."""
     has_hits = bool(summary.gold_weighted) and measure is summary.primary
-    columns = ("arm", "weights", "n", *summary.positions, ALL, *(["gold weighted"] if has_hits else []))
+    has_loops = bool(summary.looping) and measure.measure == "metric"
+    shares = ["gold weighted"] * has_hits + ["loops"] * has_loops
+    columns = ("arm", "weights", "n", *summary.positions, ALL, *shares)
     rows = [
         (
             arm.label,
             arm.weights_label,
             _format_n([measure.cells[arm.label, position] for position in summary.positions]),
             *(_format_cell(measure.cells[arm.label, scope], measure) for scope in (*summary.positions, ALL)),
-            *([_format_share(arm, summary)] if has_hits else []),
+            *([_format_share(summary.gold_weighted, arm) if arm.weights else NOTHING] if has_hits else []),
+            *([_format_share(summary.looping, arm)] if has_loops else []),
         )
         for arm in summary.arms
     ]
@@ -95,7 +98,9 @@ def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
     caption = (
         f"{measure.name.capitalize()} by arm and gold position, in {_name_unit(measure)}, with 95 % interval "
         f"({how}); n items at each position"
-        + ("; how often the weighted blocks held the gold one." * has_hits)
+        + ("; how often the weighted blocks held the gold one" * has_hits)
+        + ("; how many answers end by repeating themselves" * has_loops)
+        + "." * bool(shares)
     )
     return Table(columns, tuple(rows), caption, n_text=2)
 
@@ -193,6 +198,6 @@ def _format_n(cells: Sequence[Cell]) -> str:
     return counts[0] if len(set(counts)) == 1 else " / ".join(counts)
 
 
-def _format_share(arm: ArmFacts, summary: SplitSummary) -> str:
-    share = summary.gold_weighted.get(arm.label)
-    return NOTHING if share is None or not arm.weights else f"{share * 100:.0f} %"
+def _format_share(shares: Mapping[str, float], arm: ArmFacts) -> str:
+    share = shares.get(arm.label)
+    return NOTHING if share is None else f"{share * 100:.0f} %"

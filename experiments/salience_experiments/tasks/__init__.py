@@ -14,6 +14,7 @@ from salience_experiments.tasks.base import (
     plain_layout,
 )
 from salience_experiments.tasks.kv import AnswerStyle, KvTask, kv_from_file, kv_generated
+from salience_experiments.tasks.neutral import NeutralTask, neutral_from_oracle
 from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
 from salience_experiments.tasks.qa import QaSetting, QaTask, qa_from_file, qa_from_oracle
 from salience_experiments.tasks.synthwiki import SynthwikiTask, synthwiki_from_file
@@ -28,6 +29,7 @@ __all__ = [
     "Item",
     "KvTask",
     "Layout",
+    "NeutralTask",
     "ParityCell",
     "PromptMessage",
     "QaSetting",
@@ -38,6 +40,7 @@ __all__ = [
     "kv_from_file",
     "kv_generated",
     "mismatches",
+    "neutral_from_oracle",
     "parity_scores",
     "plain_layout",
     "qa_from_file",

@@ -129,8 +129,8 @@ class QaTask:
         return "\n" in (answer.lstrip() if self.strip_first else answer)
 
     def _item(self, index: int, record: QaRecord, position: str) -> Item:
-        gold = Block(GOLD_BLOCK, _passage_text(record.gold), is_gold=True)
-        others = [Block(f"d{i}", _passage_text(passage)) for i, passage in enumerate(record.distractors)]
+        gold = Block(GOLD_BLOCK, passage_text(record.gold), is_gold=True)
+        others = [Block(f"d{i}", passage_text(passage)) for i, passage in enumerate(record.distractors)]
         if position == QaSetting.CLOSED_BOOK:
             blocks: tuple[Block, ...] = ()
         elif position == QaSetting.ORACLE:
@@ -202,7 +202,7 @@ def qa_from_oracle(
     if n_items is not None and not 1 <= n_items <= len(records):
         raise ValueError(f"n_items must be in 1..{len(records)}, got {n_items}")
     golds = list(dict.fromkeys(record.gold for record in records))
-    texts = {passage: normalize_answer(_passage_text(passage)) for passage in golds}
+    texts = {passage: normalize_answer(passage_text(passage)) for passage in golds}
     chosen = []
     for record in records[:n_items]:
         free = _free_passages(record, golds, texts, seed)
@@ -214,7 +214,7 @@ def qa_from_oracle(
     return QaTask(source, tuple(chosen), query_aware, positions, strip_first, ignore_empty_golds)
 
 
-def _passage_text(passage: Passage) -> str:
+def passage_text(passage: Passage) -> str:
     return f"(Title: {passage.title}) {passage.text}"
 
 
