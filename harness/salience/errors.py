@@ -2,13 +2,26 @@
 
 HarnessError
 ├── MemoryFileInvalid     a file of memories cannot be read as memories
-└── ConflictingInstall    faiss-cpu and faiss-gpu are both installed
+├── ConflictingInstall    faiss-cpu and faiss-gpu are both installed
+└── ContextError          a prompt's context cannot be written
+    ├── TemplateInvalid       a context template is missing, not JSON, or breaks its contract
+    ├── ProtocolMismatch      a context is of a protocol version that its consumer does not support
+    └── ContextOverBudget     what a context must hold is over its budget without any memory
 """
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-__all__ = ["ConflictingInstall", "HarnessError", "MemoryFileInvalid", "describe_validation"]
+__all__ = [
+    "ConflictingInstall",
+    "ContextError",
+    "ContextOverBudget",
+    "HarnessError",
+    "MemoryFileInvalid",
+    "ProtocolMismatch",
+    "TemplateInvalid",
+    "describe_validation",
+]
 
 
 class HarnessError(Exception):
@@ -21,6 +34,22 @@ class MemoryFileInvalid(HarnessError):
 
 class ConflictingInstall(HarnessError):
     """Two installed distributions provide the same module."""
+
+
+class ContextError(HarnessError):
+    """A prompt's context cannot be written as asked."""
+
+
+class TemplateInvalid(ContextError):
+    """A context template is missing, not JSON, or breaks its contract; the message names the field."""
+
+
+class ProtocolMismatch(ContextError):
+    """A context of a protocol version that its consumer does not support, or without a protocol line."""
+
+
+class ContextOverBudget(ContextError):
+    """Rules, state and delimiters alone are over the budget; memories are cut, these never."""
 
 
 def describe_validation(error: ValidationError) -> str:

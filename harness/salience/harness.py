@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from salience.config import load_settings
+from salience.context.template import ContextTemplate, load_template
+from salience.conversation import ChatAnswer, Conversation, ConversationOptions
+from salience.conversations import Conversations
 from salience.prompt_assembly import assemble_prompt
-from salience_memory import Memory
+from salience_memory import NOBODY, Clock, Memory, MemoryStore, Viewer, system_clock
+from salience_memory.memory_recall import MemoryRecall
+from salience_memory.registrar.registrar_queue import RegistrarQueue
 from salience_models import (
     BiasPlan,
     EncodedPrompt,
@@ -56,6 +61,7 @@ class Harness:
     def __init__(self, lm: LanguageModel, steering: Steering = Steering()) -> None:
         self.lm = lm
         self.steering = steering
+        self._conversations = Conversations()
 
     @classmethod
     def load(
@@ -108,6 +114,70 @@ class Harness:
         """As `ask`, token by token; the last event carries the receipt."""
         _, request = self.prepare(question, memories, system=system, steering=steering)
         yield from stream(self.lm, [request], [sampling], with_mass=True)
+
+    def chat(
+        self,
+        message: str,
+        *,
+        viewer: Viewer = NOBODY,
+        template: str | Path | ContextTemplate = "personal_assistant",
+        store: MemoryStore | None = None,
+        recall: MemoryRecall | None = None,
+        registrar: RegistrarQueue | None = None,
+        memories: Sequence[Memory] = (),
+        system: str | None = None,
+        sampling: Sampling = Sampling(),
+        steering: Steering | None = None,
+        options: ConversationOptions | None = None,
+        clock: Clock = system_clock,
+    ) -> ChatAnswer:
+        """Answer a message of a dialogue: recall, render, bias, answer, register, feed back, audit.
+
+        A viewer that names a session has a dialogue that goes on from call to call; without one each message
+        stands alone. See `Conversation.stream` for arguments and errors, and `conversation` for streaming.
+        """
+        conversation = self.conversation(
+            viewer=viewer,
+            template=template,
+            store=store,
+            recall=recall,
+            registrar=registrar,
+            options=options,
+            clock=clock,
+        )
+        return conversation.ask(
+            message, memories=memories, system=system, sampling=sampling, steering=steering
+        )
+
+    def conversation(
+        self,
+        *,
+        viewer: Viewer = NOBODY,
+        template: str | Path | ContextTemplate = "personal_assistant",
+        store: MemoryStore | None = None,
+        recall: MemoryRecall | None = None,
+        registrar: RegistrarQueue | None = None,
+        options: ConversationOptions | None = None,
+        clock: Clock = system_clock,
+    ) -> Conversation:
+        """The dialogue of a viewer's session, a new one where there is none yet or no session is named.
+
+        Raises:
+            TemplateInvalid: No such template, or it breaks its contract.
+        """
+        chosen = template if isinstance(template, ContextTemplate) else load_template(template)
+        fresh = Conversation(
+            self.lm,
+            chosen,
+            viewer=viewer,
+            store=store,
+            recall=recall,
+            registrar=registrar,
+            steering=self.steering,
+            options=options,
+            clock=clock,
+        )
+        return self._conversations.resume(fresh)
 
     def explain(
         self,

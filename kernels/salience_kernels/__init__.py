@@ -1,8 +1,20 @@
-"""Attention operators that bias keys or set the share of mass a block of keys receives.
+"""Attention operators that bias keys or set the share of mass a block of keys receives; masks over the
+vocabulary that keep banned phrases out of a text.
 
 Pure tensor functions; torch and jaxtyping only.
 """
 
+from salience_kernels.bans import DEAD, BanAutomaton, BanMasks, contains_banned, fold
+from salience_kernels.constraint_mask import (
+    AllowedBits,
+    BannedIds,
+    ConstraintMaskImpl,
+    TokenMask,
+    apply_constraint_mask,
+    intersect_masks,
+    pack_allowed,
+    resolve_constraint_mask_impl,
+)
 from salience_kernels.errors import ImplUnavailable, KernelsError
 from salience_kernels.key_bias import KeyBiasImpl, key_bias_attention, resolve_impl
 from salience_kernels.outputs import AttentionOutput, SolvedShareBias, TargetShareOutput
@@ -15,16 +27,29 @@ from salience_kernels.target_share import (
 )
 
 __all__ = [
+    "DEAD",
     "LAST_ROWS",
+    "AllowedBits",
     "AttentionOutput",
+    "BanAutomaton",
+    "BanMasks",
+    "BannedIds",
+    "ConstraintMaskImpl",
     "ImplUnavailable",
     "KernelsError",
     "KeyBiasImpl",
     "SolvedShareBias",
     "TargetShareImpl",
     "TargetShareOutput",
+    "TokenMask",
+    "apply_constraint_mask",
     "block_log_mass",
+    "contains_banned",
+    "fold",
+    "intersect_masks",
     "key_bias_attention",
+    "pack_allowed",
+    "resolve_constraint_mask_impl",
     "resolve_impl",
     "resolve_target_share_impl",
     "solve_share_bias",

@@ -1,23 +1,25 @@
 """Which of some texts a query is about: vector and lexical search, fused, then reranked.
 
 Candidates are the best of the two rankings' reciprocal-rank fusion and of each ranking alone. Among them the
-order is by *relevance*, the mean of two figures in [0, 1]: the similarity of the embeddings, and the share of
-the query's information that the text contains word for word. Similarity alone cannot tell two uuids apart,
-words alone miss a paraphrase; memory/README.md has the measurements.
+order is by relevance (`relevance.py`).
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from salience_memory.lexical import score_lexically, tokenize
+from salience_memory.relevance import (
+    best_of,
+    compute_coverage,
+    compute_relevance,
+    fuse_ranks,
+    rank_scores,
+    weigh_tokens,
+)
 from salience_memory.vectors import Embed, EmbeddingCache, search_vectors
 
 __all__ = ["Recalled", "TextRecall", "rank_texts"]
-
-_FUSION_OFFSET = 60
-"""The k of reciprocal-rank fusion, as Cormack, Clarke and Büttcher (2009) set it."""
 
 _CANDIDATES_PER_RESULT = 4
 
@@ -75,19 +77,19 @@ class TextRecall:
             return []
         searched = [texts[place] for place in places]
         lexical = score_lexically(query, searched)
-        lexical_ranks = _rank(lexical)
+        lexical_ranks = rank_scores(lexical)
         similarities = self._similarities(query, searched)
-        vector_ranks = {} if similarities is None else _rank(dict(enumerate(similarities)))
-        fused = _fuse(vector_ranks, lexical_ranks)
-        candidates = set(_best(fused, top_k * _CANDIDATES_PER_RESULT))
-        candidates.update(_best(lexical, top_k), _best(dict(enumerate(similarities or ())), top_k))
+        vector_ranks = {} if similarities is None else rank_scores(dict(enumerate(similarities)))
+        fused = fuse_ranks(vector_ranks, lexical_ranks)
+        candidates = set(best_of(fused, top_k * _CANDIDATES_PER_RESULT))
+        candidates.update(best_of(lexical, top_k), best_of(dict(enumerate(similarities or ())), top_k))
         coverage = _cover(query, searched)
         results: list[Recalled] = []
         for i in candidates:
             similarity = None if similarities is None else similarities[i]
             recalled = Recalled(
                 index=places[i],
-                score=_relevance(similarity, coverage[i]),
+                score=compute_relevance(similarity, coverage[i]),
                 similarity=similarity,
                 coverage=coverage[i],
                 lexical=lexical.get(i, 0.0),
@@ -114,45 +116,8 @@ def rank_texts(
     return TextRecall(embed).rank(query, texts, top_k)
 
 
-def _best(scores: dict[int, float], count: int) -> list[int]:
-    return sorted(scores, key=lambda i: (-scores[i], i))[:count]
-
-
-def _rank(scores: dict[int, float]) -> dict[int, int]:
-    """Ranks from 1; equal scores share the better rank, so that a tie is no evidence for either."""
-    ranks: dict[float, int] = {}
-    for rank, score in enumerate(sorted(scores.values(), reverse=True), start=1):
-        ranks.setdefault(score, rank)
-    return {i: ranks[score] for i, score in scores.items()}
-
-
-def _fuse(*rankings: dict[int, int]) -> dict[int, float]:
-    fused: dict[int, float] = {}
-    for ranking in rankings:
-        for i, rank in ranking.items():
-            fused[i] = fused.get(i, 0.0) + 1.0 / (_FUSION_OFFSET + rank)
-    return fused
-
-
 def _cover(query: str, texts: Sequence[str]) -> list[float]:
-    """For each text, the share in [0, 1] of the query's information whose tokens it contains.
-
-    A token carries BM25's inverse document frequency; one that no text holds carries the most, so that a
-    query which shares only common words with the texts covers little.
-    """
     contents = [frozenset(tokenize(text)) for text in texts]
-    document_counts = Counter(token for tokens in contents for token in tokens)
-    information = {
-        token: math.log1p((len(texts) - document_counts[token] + 0.5) / (document_counts[token] + 0.5))
-        for token in dict.fromkeys(tokenize(query))
-    }
-    total = sum(information.values()) or 1.0
-    return [
-        sum(bits for token, bits in information.items() if token in tokens) / total for tokens in contents
-    ]
-
-
-def _relevance(similarity: float | None, coverage: float) -> float:
-    if similarity is None:
-        return coverage
-    return round((min(max(similarity, 0.0), 1.0) + coverage) / 2.0, 6)
+    counts = Counter(token for tokens in contents for token in tokens)
+    weights = weigh_tokens(tokenize(query), len(texts), counts)
+    return [compute_coverage(weights, tokens) for tokens in contents]

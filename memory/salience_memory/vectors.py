@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from salience_memory.errors import EmbeddingMismatch, MissingExtra
 
-__all__ = ["Embed", "EmbeddingCache", "search_vectors"]
+__all__ = ["Embed", "EmbeddingCache", "check_vectors", "import_faiss", "search_vectors"]
 
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts to unit vectors: float32 [record, embed]."""
@@ -32,7 +32,7 @@ def search_vectors(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> 
     Raises:
         MissingExtra: FAISS is not installed.
     """
-    faiss = _import_faiss()
+    faiss = import_faiss()
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(np.ascontiguousarray(vectors, dtype=np.float32))
     found, ids = index.search(np.ascontiguousarray(query[None], dtype=np.float32), len(vectors))
@@ -41,7 +41,12 @@ def search_vectors(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> 
     return similarities
 
 
-def _import_faiss() -> Any:
+def import_faiss() -> Any:
+    """The module `faiss`.
+
+    Raises:
+        MissingExtra: It is not installed; the message names the extras that bring it.
+    """
     try:
         return importlib.import_module("faiss")
     except ModuleNotFoundError as error:
@@ -76,7 +81,7 @@ class EmbeddingCache:
             EmbeddingMismatch: the wrapped function broke its contract.
         """
         missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        vectors = _checked(self._embed(missing), len(missing)) if missing else ()
+        vectors = check_vectors(self._embed(missing), len(missing)) if missing else ()
         fresh = dict(zip(missing, vectors, strict=True))
         rows = [fresh[text] if text in fresh else self._touch(text) for text in texts]
         for text, vector in fresh.items():
@@ -100,7 +105,12 @@ def _cost_bytes(text: str, vector: NDArray[np.float32]) -> int:
     return len(text.encode()) + vector.nbytes + _OVERHEAD_BYTES
 
 
-def _checked(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+def check_vectors(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """What an `embed` function returned for `count` texts, as float32 [record, embed].
+
+    Raises:
+        EmbeddingMismatch: Another shape, or a value that is not finite.
+    """
     vectors = np.asarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or len(vectors) != count:
         raise EmbeddingMismatch(f"embed must return shape [{count}, embed], got {list(vectors.shape)}")

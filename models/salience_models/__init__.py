@@ -4,8 +4,23 @@ from salience_models.attention import ATTENTION_NAME, register_attention
 from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod, layers_of_depth
 from salience_models.bundled import pull
 from salience_models.cache import CacheKind, RowCache
-from salience_models.errors import BiasNotApplied, ModelsError, PromptTooLong
-from salience_models.generation import Generation, StreamEvent, generate, stream
+from salience_models.constraints import (
+    ConstraintEvent,
+    Rule,
+    TokenConstraint,
+    Violation,
+    Vocabulary,
+    compile_rules,
+    find_violations,
+)
+from salience_models.errors import (
+    BiasNotApplied,
+    ConstraintContradiction,
+    ConstraintError,
+    ModelsError,
+    PromptTooLong,
+)
+from salience_models.generation import Generation, StreamEvent, generate, repeat, stream
 from salience_models.language_model import DecodeState, LanguageModel, Request
 from salience_models.model_info import ModelInfo
 from salience_models.plan_weights import Steering, plan_from_weights, weight_to_bias
@@ -20,6 +35,9 @@ __all__ = [
     "BiasPlan",
     "BlockSpan",
     "CacheKind",
+    "ConstraintContradiction",
+    "ConstraintError",
+    "ConstraintEvent",
     "DecodeState",
     "DraftedAnswer",
     "EncodedPrompt",
@@ -35,21 +53,28 @@ __all__ = [
     "Receipt",
     "Request",
     "RowCache",
+    "Rule",
     "Sampling",
     "Score",
     "Steering",
     "SteeringMethod",
     "StreamEvent",
     "TextSpan",
+    "TokenConstraint",
     "TokenSpan",
+    "Violation",
+    "Vocabulary",
     "answer_with_draft",
+    "compile_rules",
     "encode_chat",
     "encode_text",
+    "find_violations",
     "generate",
     "layers_of_depth",
     "plan_from_weights",
     "pull",
     "register_attention",
+    "repeat",
     "score",
     "stream",
     "weight_to_bias",

@@ -11,10 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from salience_models.architecture import check_config, check_implementation, check_model
+from salience_models.architecture import check_config, check_implementation, check_model, text_config
 from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
 from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
 from salience_models.cache import CacheKind, RowCache, build_cache, join_rows, split_rows
+from salience_models.constraints.combined import TokenConstraint
+from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
 from salience_models.errors import InvalidPlan, PromptTooLong
 from salience_models.length_groups import group_by_length
 from salience_models.loader import load_model
@@ -33,10 +35,15 @@ an accelerator what it computes while a pass's kernels are launched (a guess: no
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt's tokens and the plan that steers it."""
+    """A prompt's tokens, the plan that steers it, and the rules that its answer keeps.
+
+    `stream` and `generate` keep the constraint; `prefill` and `decode` return the model's own logits whatever
+    it says.
+    """
 
     token_ids: tuple[int, ...]
     plan: BiasPlan = BiasPlan()
+    constraint: TokenConstraint | None = None
 
 
 @dataclass
@@ -120,6 +127,24 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def n_vocab(self) -> int:
+        """Width of the logits, which the tokenizer may not fill."""
+        head = self.model.get_output_embeddings()
+        return int(getattr(head, "out_features", 0)) or text_config(self.model.config).vocab_size
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What constraints are compiled for.
+
+        Raises:
+            ValueError: The model has no tokenizer.
+            ModelsError: The tokenizer's text is not the concatenation of its tokens.
+        """
+        if self.tokenizer is None:
+            raise ValueError("tokenizer must be set to have a vocabulary, got a model without one")
+        return read_vocabulary(self.tokenizer, n_vocab=self.n_vocab, eos_token_ids=self.info.eos_token_ids)
 
     @torch.inference_mode()
     def prefill(

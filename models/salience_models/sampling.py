@@ -1,9 +1,10 @@
 """Choosing tokens and turning them into text: sampling parameters, stop strings, incremental decoding."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
@@ -15,13 +16,23 @@ __all__ = ["Sampling", "StopScanner", "TextDecoder", "TokenSampler"]
 class Sampling(BaseModel):
     """How one request is decoded. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
 
-    The order is temperature, top-k, top-p, min-p. With a `seed` the request's tokens are the same
-    in any batch; without one they are drawn from torch's global generator.
+    The order is logit bias, penalties, the request's constraint, temperature, top-k, top-p, min-p: no bias
+    brings a masked token back. With a `seed` the request's tokens are the same in any batch; without one they
+    are drawn from torch's global generator.
+
+    Attributes:
+        min_new_tokens: No end token before so many.
+        logit_bias: Added to logits, by token id, each in [-100, 100].
+        repetition_penalty: Above 1, tokens of the prompt and the answer become less likely (Hugging Face's).
+        presence_penalty: Subtracted from the logits of the answer's tokens (OpenAI's).
+        frequency_penalty: The same, times their count.
+        top_logprobs: How many alternatives to report with each token.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_new_tokens: int = Field(default=128, ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -29,6 +40,13 @@ class Sampling(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+        default_factory=dict
+    )
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    top_logprobs: int = Field(default=0, ge=0, le=100)
 
     @field_validator("temperature")
     @classmethod
@@ -44,6 +62,15 @@ class Sampling(BaseModel):
             raise ValueError("stop must not hold an empty string: it would end every answer at once")
         return stop
 
+    @model_validator(mode="after")
+    def _fits_minimum(self) -> "Sampling":
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens must be at most max_new_tokens ({self.max_new_tokens}), "
+                f"got {self.min_new_tokens}"
+            )
+        return self
+
 
 class TokenSampler:
     """Draws one request's tokens."""
@@ -55,14 +82,28 @@ class TokenSampler:
             self._generator = torch.Generator().manual_seed(sampling.seed)
 
     def pick(self, logits: Tensor) -> tuple[int, float]:
-        """A token for `logits` `[vocab]` and its log-probability under the unfiltered distribution."""
+        """A token for `logits` `[vocab]` and its log-probability under the unfiltered distribution.
+
+        Raises:
+            ValueError: Every token is masked; the likeliest of none would be token 0.
+        """
         logits = logits.float().cpu()
+        if float(logits.max()) == -torch.inf:
+            raise ValueError("logits must leave at least one token to choose, got all masked")
         if self._sampling.temperature == 0.0:
             token = int(logits.argmax())
         else:
             weights = self._filtered(logits / self._sampling.temperature)
             token = int(torch.multinomial(weights, 1, generator=self._generator))
         return token, float(logits[token] - logits.logsumexp(-1))
+
+    def alternatives(self, logits: Tensor) -> tuple[tuple[int, float], ...]:
+        """The likeliest `top_logprobs` tokens that are not masked, with their log-probabilities."""
+        if not self._sampling.top_logprobs:
+            return ()
+        found = logits.float().cpu().log_softmax(-1).topk(min(self._sampling.top_logprobs, len(logits)))
+        pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        return tuple((token, value) for token, value in pairs if value > -torch.inf)
 
     def _filtered(self, logits: Tensor) -> Tensor:
         """Probabilities `[vocab]` after top-k, top-p and min-p; the likeliest token always stays."""

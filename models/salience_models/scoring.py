@@ -131,6 +131,12 @@ def _check_continuations(requests: Sequence[Request], continuations: Sequence[Se
     for row, continuation in enumerate(continuations):
         if not continuation:
             raise ValueError(f"continuations[{row}] must hold at least one token, got none")
+    for row, request in enumerate(requests):
+        if request.constraint is not None:
+            raise ValueError(
+                f"requests[{row}].constraint must be None to score or verify tokens that no rule chose, "
+                f"got rules {list(request.constraint.rule_ids)} (generate keeps them)"
+            )
 
 
 def _teacher_forced(lm: LanguageModel, state: DecodeState, continuations: Sequence[Sequence[int]]) -> Tensor:

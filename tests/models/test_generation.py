@@ -184,6 +184,46 @@ def test_character_cut_off_by_the_limit_is_left_out(speak: Factory) -> None:
     assert (answer.text, answer.finish_reason) == ("a", "length")
 
 
+def test_raw_log_probabilities_are_the_same_where_nothing_changes_the_logits(speak: Factory) -> None:
+    """A bias changes what is chosen among, and leaves what the model itself thought of it."""
+    lm = speak("abc")
+    (plain,) = generate(lm, [Request(PROMPT)], Sampling(max_new_tokens=3))
+    assert plain.raw_logprobs == plain.logprobs
+    assert (plain.rule_ids, plain.constraint_events, plain.violations) == ((), (), ())
+    (biased,) = generate(lm, [Request(PROMPT)], Sampling(max_new_tokens=3, logit_bias={50: 100.0}))
+    assert biased.token_ids == plain.token_ids
+    assert biased.raw_logprobs == pytest.approx(plain.raw_logprobs)
+
+
+def test_penalties_see_the_tokens_so_far(language_model: Factory, draw_tokens: Factory) -> None:
+    lm, request = language_model("llama"), Request(draw_tokens(9))
+    free, bound = (
+        generate(lm, [request], Sampling(max_new_tokens=40, ignore_eos=True, **settings))[0].token_ids
+        for settings in ({}, {"frequency_penalty": 2.0, "presence_penalty": 2.0})
+    )
+    assert len(set(bound)) > len(set(free))
+    (strict,) = generate(
+        lm, [request], Sampling(max_new_tokens=40, ignore_eos=True, repetition_penalty=100.0)
+    )
+    assert not set(strict.token_ids[:20]) & set(request.token_ids)
+
+
+def test_minimum_keeps_the_end_away(speak: Factory) -> None:
+    sampling = Sampling(max_new_tokens=9, min_new_tokens=6)
+    (answer,) = generate(speak("abc"), [Request(PROMPT)], sampling)
+    assert len(answer.token_ids) == 7
+    assert answer.text.startswith("abc")
+    assert answer.token_ids[-1] == 2
+
+
+def test_top_logprobs_come_with_every_token(speak: Factory) -> None:
+    (answer,) = generate(speak("abc"), [Request(PROMPT)], Sampling(max_new_tokens=3, top_logprobs=4))
+    assert [len(step) for step in answer.top_logprobs] == [4, 4, 4]
+    assert [step[0] for step in answer.top_logprobs] == list(
+        zip(answer.token_ids, answer.logprobs, strict=True)
+    )
+
+
 def test_stream_yields_what_generate_returns(
     language_model: Factory, draw_tokens: Factory, plan_of: Factory
 ) -> None:

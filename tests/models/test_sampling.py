@@ -68,6 +68,25 @@ def test_masked_tokens_are_never_drawn() -> None:
     assert TokenSampler(Sampling()).pick(logits)[0] == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drawn_where_all_is_masked(temperature: float) -> None:
+    """argmax of no token is token 0, and multinomial draws something too."""
+    sampler = TokenSampler(Sampling(temperature=temperature, seed=0))
+    with pytest.raises(ValueError, match="must leave at least one token to choose, got all masked"):
+        sampler.pick(torch.full((4,), -math.inf))
+
+
+def test_alternatives_are_the_likeliest_that_are_not_masked() -> None:
+    logits = LOGITS.clone()
+    logits[1] = -math.inf
+    sampler = TokenSampler(Sampling(top_logprobs=2, temperature=5.0, seed=0))
+    found = sampler.alternatives(logits)
+    assert [token for token, _ in found] == [0, 3]
+    assert [logprob for _, logprob in found] == pytest.approx([math.log(0.5), math.log(0.3)], abs=1e-5)
+    assert len(TokenSampler(Sampling(top_logprobs=9)).alternatives(logits)) == 3
+    assert TokenSampler(Sampling()).alternatives(logits) == ()
+
+
 def test_seed_fixes_the_draws_and_no_seed_follows_torch() -> None:
     first, second = (TokenSampler(Sampling(temperature=1.0, seed=5)) for _ in range(2))
     assert [first.pick(LOGITS)[0] for _ in range(50)] == [second.pick(LOGITS)[0] for _ in range(50)]
@@ -97,6 +116,14 @@ def test_bf16_logits_are_read_in_float32() -> None:
         ({"seed": 2**64}, "less than"),
         ({"temperature": 1e-5}, r"0 \(greedy\) or at least 0.0001, got 1e-05"),
         ({"beams": 4}, "Extra inputs"),
+        ({"logit_bias": {3: 101.0}}, "less than or equal to 100"),
+        ({"logit_bias": {3: math.nan}}, "less than or equal to 100"),
+        ({"logit_bias": {-1: 1.0}}, "greater than or equal to 0"),
+        ({"repetition_penalty": 0.0}, "greater than 0"),
+        ({"presence_penalty": 2.5}, "less than or equal to 2"),
+        ({"frequency_penalty": -2.5}, "greater than or equal to -2"),
+        ({"top_logprobs": 101}, "less than or equal to 100"),
+        ({"min_new_tokens": 4, "max_new_tokens": 3}, r"at most max_new_tokens \(3\), got 4"),
     ],
 )
 def test_impossible_sampling_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -1,9 +1,10 @@
 """`salience bench`: speed of ours against a peer in one run, with the bars each must reach."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -13,8 +14,13 @@ from rich.table import Table
 
 from salience.config import load_settings
 from salience_experiments.bench.attention import measure_memory, measure_operators, operator_bars
+from salience_experiments.bench.crash_trial import run_crash_trial
 from salience_experiments.bench.experiment import compare_experiment, experiment_bars, experiment_row, kv_spec
+from salience_experiments.bench.recall import measure_recall, recall_bars
+from salience_experiments.bench.recall_property import check_recalls
+from salience_experiments.bench.registrar import measure_registrar, registrar_bars
 from salience_experiments.bench.result import Bar, BenchResult, Row, print_bars, ratio_table, write_json
+from salience_experiments.bench.store import DeclareRate, measure_rates, store_bars
 from salience_experiments.bench.whole_model import CASES, compare_models, load_pair
 from salience_memory import TextRecall
 from salience_models import LanguageModel
@@ -80,6 +86,110 @@ def experiment(
     bars = tuple(experiment_bars(comparison))
     settings = {"items": items, "spec": spec.model_dump(mode="json")}
     _conclude(console, BenchResult("experiment", settings, (row,), bars, facts), json_path, check)
+
+
+@bench_commands.command()
+def registrar(
+    repeats: Annotated[int, typer.Option(min=1, help="Readings of each utterance.")] = 200,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """How long the shipped rules take to read an utterance, in English and Chinese (CPU)."""
+    console = Console(highlight=False)
+    with _progress(console) as say:
+        say("reading")
+        times = measure_registrar(repeats)
+    facts = {"median_s": times.median_s, "p99_s": times.p99_s, "slow_s": list(times.slow_s)}
+    bars = tuple(registrar_bars(times))
+    _conclude(console, BenchResult("registrar", {"repeats": repeats}, (), bars, facts), json_path, check)
+
+
+@bench_commands.command()
+def store(
+    declares: Annotated[int, typer.Option(min=64, help="Declares of each of the four processes.")] = 4096,
+    kills: Annotated[int, typer.Option(min=2, help="How many writers are killed with kill -9.")] = 200,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Durable declares a second from four processes, and what kill -9 loses (CPU, temporary folder)."""
+    console = Console(highlight=False)
+    with _progress(console) as say, TemporaryDirectory() as folder:
+        rates = measure_rates(Path(folder), declares, say)
+        say(f"killing {kills} writers")
+        crash = run_crash_trial(Path(folder) / "crash.db", kills=kills)
+    console.print(rates_table(rates))
+    for fault in crash.faults:
+        console.print(f"fault: {fault}", markup=False, soft_wrap=True)
+    facts = {
+        "rates": [{**asdict(rate), "per_second": rate.per_second} for rate in rates],
+        "crash": asdict(crash),
+    }
+    bars = tuple(store_bars(rates, crash))
+    settings = {"declares": declares, "kills": kills}
+    _conclude(console, BenchResult("store", settings, (), bars, facts), json_path, check)
+
+
+def rates_table(rates: Sequence[DeclareRate]) -> Table:
+    """Declares a second by how they are committed."""
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("declares to a commit", "synchronous", "declares", "declares/s"):
+        table.add_column(heading, justify="right")
+    for rate in rates:
+        table.add_row(
+            str(rate.group), rate.synchronous.upper(), str(rate.declares), f"{rate.per_second:,.0f}"
+        )
+    return table
+
+
+@bench_commands.command()
+def recall(
+    sizes: Annotated[str, typer.Option(help="How many memories the stores hold.")] = "10000,100000",
+    queries: Annotated[int, typer.Option(min=20, help="Queries of each store.")] = 200,
+    property_recalls: Annotated[
+        int, typer.Option(min=0, help="Recalls among random changes in random scopes, each checked.")
+    ] = 0,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Recall from stores of generated memories: time, completeness, and no id outside its scope."""
+    console, counts = Console(highlight=False), parse_sizes(sizes)
+    facts: dict[str, dict[str, float]] = {}
+    rows: list[Row] = []
+    with _progress(console) as say:
+        for count in counts:
+            with TemporaryDirectory() as folder:
+                row, facts[str(count)] = measure_recall(count, queries, Path(folder), say)
+                rows.append(row)
+        n_checked = check_recalls(property_recalls, say) if property_recalls else 0
+    console.print(recall_table(facts))
+    if n_checked:
+        console.print(f"{n_checked:,} recalls among random changes: all within scope, valid and not deleted")
+    settings = {"sizes": counts, "queries": queries, "property_recalls": property_recalls}
+    bars = tuple(recall_bars(rows, facts))
+    _conclude(console, BenchResult("recall", settings, tuple(rows), bars, facts), json_path, check)
+
+
+def recall_table(facts: Mapping[str, Mapping[str, float]]) -> Table:
+    """What each store took, and how complete its answers were."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("memories", justify="right")
+    columns = {
+        "p50_ms": "P50 ms",
+        "p95_ms": "P95 ms",
+        "p99_ms": "P99 ms",
+        "cpu_p95_ms": "CPU P95 ms",
+        "vector_recall": "vectors @5",
+        "ranking_recall": "ranking @5",
+        "n_outside": "outside",
+        "declare_s": "declare s",
+        "build_s": "build s",
+        "open_s": "open s",
+    }
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for count, found in facts.items():
+        table.add_row(f"{int(count):,}", *(f"{found[name]:.3g}" for name in columns))
+    return table
 
 
 def parse_sizes(text: str) -> list[int]:

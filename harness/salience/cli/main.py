@@ -2,17 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Annotated, cast
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from salience.cli import chat, doctor, explain, models
 from salience.errors import HarnessError, describe_validation
 from salience_memory.errors import MemoryRoomError
-from salience_models import ModelsError
 
 __all__ = ["build_app", "run"]
 
@@ -24,11 +22,19 @@ _WrongUsage = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 _CTRL_C = 130
 
-_FAILURES: tuple[type[Exception], ...] = (ModelsError, MemoryRoomError, HarnessError, ValueError, OSError)
+_BUILT_IN = ("chat", "explain", "doctor", "models", "memory")
+"""Each a module of this package, whose `add_commands` adds the command of its name."""
+
+_FAILURES: tuple[type[Exception], ...] = (MemoryRoomError, HarnessError, ValueError, OSError)
 
 
-def build_app() -> tuple[typer.Typer, tuple[type[Exception], ...]]:
-    """The whole command line, and the exceptions that are a user's to read rather than a bug's trace."""
+def build_app(command: str | None = None) -> tuple[typer.Typer, tuple[type[Exception], ...]]:
+    """The command line, and the exceptions that are a user's to read rather than a bug's trace.
+
+    Args:
+        command: What will be run. A built-in command is imported alone: `memory` is there at once where
+            others bring in torch.
+    """
     app = typer.Typer(
         name="salience",
         help="Make a Hugging Face model use its memory.",
@@ -38,9 +44,11 @@ def build_app() -> tuple[typer.Typer, tuple[type[Exception], ...]]:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for module in (chat, explain, doctor, models):
-        module.add_commands(app)
+    for name in (command,) if command in _BUILT_IN else _BUILT_IN:
+        import_module(f"salience.cli.{name}").add_commands(app)
     failures = _FAILURES
+    if command in _BUILT_IN:
+        return app, failures
     for entry in sorted(metadata.entry_points(group=COMMAND_GROUP), key=lambda e: e.name):
         failures += tuple(entry.load()(app))
     return app, failures
@@ -57,11 +65,12 @@ def _options(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, or raises KeyboardInterrupt."""
-    app, failures = build_app()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    app, failures = build_app(given[0] if given else None)
     errors = Console(stderr=True, highlight=False)
     try:
         result = app(
-            args=list(arguments) if arguments is not None else None,
+            args=given,
             prog_name="salience",
             standalone_mode=False,
         )
@@ -79,9 +88,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         errors.print(f"error: {describe_validation(error)}", markup=False, soft_wrap=True)
         return 1
-    except failures as error:
+    except Exception as error:
+        if not isinstance(error, (*failures, *_model_failures())):
+            raise
         errors.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
     if code == _CTRL_C:  # newer versions of typer turn Ctrl-C into an exit code themselves
         raise KeyboardInterrupt
     return code
+
+
+def _model_failures() -> tuple[type[Exception], ...]:
+    """The models room's failures, where anything has imported it."""
+    room = sys.modules.get("salience_models")
+    return () if room is None else (room.ModelsError,)

@@ -69,9 +69,7 @@ class Vocabulary:
         tokens, ends = tuple(token_bytes), tuple(sorted(set(eos_token_ids)))
         digest = hashlib.sha256(repr((len(tokens), ends, strips_leading_space)).encode())
         # Each length goes before its bytes: ("ab", "c") and ("a", "bc") must differ.
-        digest.update(
-            b"".join(b"-" if t is None else len(t).to_bytes(4, "big") + t for t in tokens)
-        )
+        digest.update(b"".join(b"-" if t is None else len(t).to_bytes(4, "big") + t for t in tokens))
         return cls(tokens, ends, strips_leading_space, digest.hexdigest())
 
 
@@ -150,7 +148,9 @@ def _read_decoder(name: str, decoder: Any) -> _Decoding:
     stripped = [p for p in parts if p.get("type") == "Strip" and p["content"] == " " and p["stop"] == 0]
     rest = [kind for kind in kinds if kind in ("ByteFallback", "Fuse")]
     # After Fuse the text is one piece, so Strip there takes away the start of the answer only.
-    if len(replaced) + len(stripped) + len(rest) == len(parts) and (not stripped or kinds[-2:] == ["Fuse", "Strip"]):
+    if len(replaced) + len(stripped) + len(rest) == len(parts) and (
+        not stripped or kinds[-2:] == ["Fuse", "Strip"]
+    ):
         return _Decoding(
             replacements=tuple((p["pattern"]["String"], p["content"]) for p in replaced),
             has_byte_fallback="ByteFallback" in kinds,

@@ -1,0 +1,57 @@
+"""Context templates: which memories a prompt shows, where and how; needs no torch."""
+
+from salience.context.compaction import CompactedHistory, Compaction, CompactionMethod, Turn, compact_history
+from salience.context.escaping import escape_text, unescape_text
+from salience.context.events import EventRule, extract_events
+from salience.context.fingerprint import fingerprint_template
+from salience.context.layers import LayerBudgets, LayerShares
+from salience.context.protocol import (
+    PROTOCOL_VERSIONS,
+    ContextHeader,
+    OnMismatch,
+    check_header,
+    negotiate_version,
+    parse_header,
+)
+from salience.context.rendering import MemorySpan, RenderedContext, render_context
+from salience.context.template import (
+    Accepts,
+    ContextTemplate,
+    Layer,
+    Section,
+    list_templates,
+    load_template,
+)
+from salience.context.truncation import TruncationEvent, TruncationReason
+
+__all__ = [
+    "PROTOCOL_VERSIONS",
+    "Accepts",
+    "CompactedHistory",
+    "Compaction",
+    "CompactionMethod",
+    "ContextHeader",
+    "ContextTemplate",
+    "EventRule",
+    "Layer",
+    "LayerBudgets",
+    "LayerShares",
+    "MemorySpan",
+    "OnMismatch",
+    "RenderedContext",
+    "Section",
+    "TruncationEvent",
+    "TruncationReason",
+    "Turn",
+    "check_header",
+    "compact_history",
+    "escape_text",
+    "extract_events",
+    "fingerprint_template",
+    "list_templates",
+    "load_template",
+    "negotiate_version",
+    "parse_header",
+    "render_context",
+    "unescape_text",
+]

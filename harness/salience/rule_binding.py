@@ -1,0 +1,45 @@
+"""Constraint memories to what binds the decoding: their `rule` data compiled for the model's vocabulary."""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+
+from salience_memory import Memory
+from salience_memory.records import StoredMemory
+from salience_models import LanguageModel
+from salience_models.constraints import Rule, TokenConstraint, compile_rules
+
+__all__ = ["bind_rules", "check_rule"]
+
+
+def check_rule(rule: Mapping[str, JsonValue]) -> None:
+    """What a store asks when a constraint is declared.
+
+    Raises:
+        ValueError: The rule cannot be enforced; the message names the part.
+    """
+    Rule.model_validate({**rule, "rule_id": "declared"})
+
+
+def bind_rules(lm: LanguageModel, memories: Sequence[Memory]) -> TokenConstraint | None:
+    """The rules of all `memories` as one constraint, each named by its memory's id; None without any.
+
+    Raises:
+        ConstraintContradiction: The rules leave no answer.
+    """
+    rules = [_read_rule(memory) for memory in memories if memory.rule is not None]
+    return compile_rules(rules, lm.vocabulary) if rules else None
+
+
+def _read_rule(memory: Memory) -> Rule:
+    assert memory.rule is not None
+    fields: dict[str, object] = {
+        **memory.rule,
+        "rule_id": memory.memory_id,
+        "key": memory.key,
+        "trust": memory.trust,
+        "break_on_violation": memory.break_on_violation,
+    }
+    if isinstance(memory, StoredMemory):
+        fields["declared_at"] = memory.updated_ns
+    return Rule.model_validate(fields)

@@ -1,0 +1,60 @@
+"""What counts as writing a phrase: for each of its symbols, every way to spell it."""
+
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+
+from salience_kernels.bans.confusables import look_alikes
+from salience_kernels.bans.folding import fold
+
+__all__ = ["Spelling", "check_phrases", "spell"]
+
+Spelling = tuple[tuple[str, ...], ...]
+"""A phrase as a row of symbols, each a tuple of the strings that may stand for it, its own first."""
+
+
+def check_phrases(phrases: Iterable[str]) -> tuple[str, ...]:
+    """The phrases, after refusing what could not be banned; the message names the phrase.
+
+    Raises:
+        ValueError: No phrases, one that is no string or no valid Unicode, or of which folding leaves nothing.
+    """
+    if isinstance(phrases, str | bytes):
+        raise ValueError(f"phrases must be a list of strings, got {type(phrases).__name__} {phrases!r}")
+    checked = tuple(phrases)
+    if not checked:
+        raise ValueError("phrases must hold at least one phrase, got none")
+    for phrase in checked:
+        if not isinstance(phrase, str):
+            raise ValueError(f"phrases must be strings, got {type(phrase).__name__} {phrase!r}")
+        if any("\ud800" <= character <= "\udfff" for character in phrase):
+            raise ValueError(f"phrases must be valid Unicode, got a lone surrogate in {phrase!r}")
+        if not fold(phrase):
+            what = "an empty phrase" if not phrase else f"{phrase!r}, all marks or invisible characters"
+            raise ValueError(f"phrases must hold a visible character each, got {what}")
+    return checked
+
+
+def spell(phrase: str, *, confusables: bool = False) -> Spelling:
+    """Every way to write `phrase` that a ban catches: each symbol composed or decomposed, on its own.
+
+    Spelling symbol by symbol keeps this linear: a phrase of n kana has 2^n spellings.
+
+    Args:
+        phrase: One that `check_phrases` lets through.
+        confusables: Whether look-alikes stand for a symbol too.
+    """
+    symbols = fold(unicodedata.normalize("NFC", phrase))
+    return tuple((*_compositions(s), *(look_alikes(s) if confusables else "")) for s in symbols)
+
+
+@cache
+def _compositions(symbol: str) -> tuple[str, ...]:
+    """A symbol and its canonical decompositions, partial ones included: 각 is also 가+ᆨ and ᄀ+ᅡ+ᆨ."""
+    found = [symbol]
+    parts = unicodedata.normalize("NFD", symbol)
+    for cut in range(1, len(parts)):
+        head, rest = unicodedata.normalize("NFC", parts[:cut]), parts[cut:]
+        if len(head) == 1 and unicodedata.normalize("NFC", head + rest) == symbol:
+            found.append(fold(head + rest))
+    return tuple(dict.fromkeys(found))

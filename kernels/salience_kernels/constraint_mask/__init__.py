@@ -1,0 +1,25 @@
+"""Which tokens may come next, and taking the others out of a batch's logits."""
+
+from salience_kernels.constraint_mask.api import (
+    ConstraintMaskImpl,
+    apply_constraint_mask,
+    resolve_constraint_mask_impl,
+)
+from salience_kernels.constraint_mask.masks import (
+    AllowedBits,
+    BannedIds,
+    TokenMask,
+    intersect_masks,
+    pack_allowed,
+)
+
+__all__ = [
+    "AllowedBits",
+    "BannedIds",
+    "ConstraintMaskImpl",
+    "TokenMask",
+    "apply_constraint_mask",
+    "intersect_masks",
+    "pack_allowed",
+    "resolve_constraint_mask_impl",
+]

@@ -1,0 +1,175 @@
+"""Clause numbers: what stands before a clause, and in which sequences it can be counted."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Label", "Reading", "parse_label"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to count a label: `(i)` is both the ninth letter and the first roman numeral."""
+
+    style: str
+    values: tuple[int, ...]
+    """The number with those above it: 3.2 is (3, 2); (b) is (2,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A clause number at the head of a line."""
+
+    text: str
+    """As it is written, without what closes it: `3.2`, `(a)`, `Article 5`, `第五条`."""
+    rest: str
+    """The line after it."""
+    readings: tuple[Reading, ...]
+    is_weak: bool = False
+    """Looks like other things too (`5 litres`, `A. Smith`): counts only in sequence."""
+
+
+_CJK_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
+_CJK_TENS = {"十": 10, "百": 100, "千": 1000}
+_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100, "d": 500, "m": 1000}
+_ROMAN_FORM = re.compile(r"m{0,3}(?:cm|cd|d?c{0,3})(?:xc|xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
+
+
+def _cjk_number(text: str) -> int:
+    if text.isdigit() and text[0] not in _CJK_DIGITS:
+        return int(text)
+    if not any(sign in _CJK_TENS for sign in text):
+        return int("".join(str(_CJK_DIGITS[sign]) for sign in text))
+    total, digit = 0, 0
+    for sign in text:
+        if sign in _CJK_TENS:
+            total += (digit or 1) * _CJK_TENS[sign]
+            digit = 0
+        else:
+            digit = _CJK_DIGITS[sign]
+    return total + digit
+
+
+def _roman_number(text: str) -> int | None:
+    small = text.lower()
+    if not small or not _ROMAN_FORM.fullmatch(small):
+        return None
+    values = [_ROMAN[sign] for sign in small]
+    return sum(-v if i + 1 < len(values) and v < values[i + 1] else v for i, v in enumerate(values))
+
+
+def _letter_number(text: str) -> int | None:
+    """a is 1, z is 26; aa is 27, bb is 28, as lawyers count."""
+    small = text.lower()
+    if not small.isascii() or len(set(small)) != 1:
+        return None
+    return 26 * (len(small) - 1) + ord(small[0]) - ord("a") + 1
+
+
+def _count(token: str, style: str) -> tuple[Reading, ...]:
+    """Every reading of a number, letter or numeral; `style` tells brackets and words apart."""
+    if token[0].isdigit():
+        values = tuple(int(part) for part in re.findall(r"\d+", token))
+        return (Reading(f"{style}1:{len(values)}", values),)
+    if token[0] in _CJK_DIGITS or token[0] in _CJK_TENS:
+        return (Reading(f"{style}一", (_cjk_number(token),)),)
+    case = "A" if token.isupper() else "a"
+    letter, roman = _letter_number(token), _roman_number(token)
+    readings = [Reading(f"{style}{case}", (letter,))] if letter is not None else []
+    if roman is not None:
+        readings.append(Reading(f"{style}{'I' if case == 'A' else 'i'}", (roman,)))
+    return tuple(readings)
+
+
+_NUMERAL = r"\d{1,3}|[a-z]{1,2}|[A-Z]{1,2}|[ivxl]{1,6}|[IVXL]{1,6}|[一二三四五六七八九十百]{1,4}"
+_WORDS = (
+    "part|book|title|chapter|article|section|clause|schedule|annex|appendix|exhibit|rule|regulation|"
+    "artikel|abschnitt|kapitel|anlage|anhang|titre|chapitre"
+)
+_WORD = re.compile(
+    rf"(?P<word>{_WORDS}|§§?|art\.|sec\.)\s*(?P<number>\d+(?:\.\d+)*|[IVXLC]+|[A-Z])(?P<suffix>[a-z]?)"
+    r"(?:[.:)](?!\d)|(?=\s|$|[—–-]))\s*(?:[—–:-]\s*)?",
+    re.IGNORECASE,
+)
+_DI = re.compile(
+    r"第\s*(?P<number>[0-9０-９]+|[〇零一二三四五六七八九十百千两]+)\s*(?P<unit>[编編部篇章节節条條款項项号號])"
+    r"(?P<suffix>[之の][一二三四五六七八九十]+)?[\s\u3000:：、]*"
+)
+_REFERRED = re.compile(r"[的、和及或与與第所之中，,。；至到にはがをのへ]|规定|規定|に|から|まで")
+"""What follows a number that is only spoken of: 第五条的规定."""
+_MARKS: tuple[tuple[str, re.Pattern[str], bool], ...] = (
+    (
+        ".",
+        re.compile(r"(?P<number>\d{1,3}(?:\.\d{1,2}(?!\d))+)(?:[.．)）]?(?=\s|$)|[.．]?(?=[^\W\d_]))\s*"),
+        False,
+    ),
+    (".", re.compile(r"(?P<number>\d{1,3})[.．](?!\d)\s*(?=\D|$)"), False),
+    (".", re.compile(r"(?P<number>\d{1,3})、\s*"), False),
+    ("()", re.compile(rf"[(（](?P<number>{_NUMERAL})[)）]\s*"), False),
+    (")", re.compile(rf"(?P<number>{_NUMERAL})[)）]\s*"), False),
+    ("、", re.compile(r"(?P<number>[一二三四五六七八九十百]{1,4})[、．.]\s*"), False),
+    (".", re.compile(r"(?P<number>[A-Za-z]|[ivxl]{1,6}|[IVXL]{1,6})\.\s+"), True),
+    (".", re.compile(r"(?P<number>\d{1,3}(?:\.\d{1,2}(?!\d))*)\s+(?=\S)"), True),
+)
+_CIRCLED = re.compile(r"(?P<number>[①-⑳])\s*")
+_BULLET = re.compile(r"(?P<number>[•▪◦●○■□‣∙·–—*-])\s+")
+
+
+def parse_label(text: str) -> Label | None:
+    """The clause number that a line begins with, or None.
+
+    Knows 1. 1.1 1) (1) (a) (iv) A. Article 5, Section 3.2, § 7, 第五条, 第3章, 一、 （一） ① and bullets.
+    """
+    for parse in (_parse_word, _parse_di, _parse_mark, _parse_sign):
+        if (label := parse(text)) is not None:
+            return label
+    return None
+
+
+def _parse_word(text: str) -> Label | None:
+    found = _WORD.match(text)
+    if found is None:
+        return None
+    number, rest = found["number"], text[found.end() :]
+    if not number[0].isdigit() and not number.isupper():
+        return None  # "section a" is prose
+    readings = _count(number, f"{found['word'].casefold().rstrip('s.')} ")
+    written = f"{found['word']} {number}{found['suffix']}"
+    return Label(written, rest, readings, is_weak=rest[:1].islower() or rest[:1] in tuple(",;"))
+
+
+def _parse_di(text: str) -> Label | None:
+    found = _DI.match(text)
+    if found is None:
+        return None
+    rest = text[found.end() :]
+    is_followed = text[found.end() - 1 : found.end()] in tuple(" \u3000:：、") or not rest
+    readings = (Reading(f"第{found['unit']}", (_cjk_number(found["number"]),)),)
+    label = re.sub(r"\s+", "", found.group().rstrip(" \u3000:：、"))
+    return Label(label, rest, readings, is_weak=not is_followed and _REFERRED.match(rest) is not None)
+
+
+def _parse_mark(text: str) -> Label | None:
+    for style, pattern, is_weak in _MARKS:
+        found = pattern.match(text)
+        if found is None:
+            continue
+        readings = _count(found["number"], style)
+        if not readings:
+            continue
+        rest = text[found.end() :]
+        number = found["number"]
+        written = {"()": f"({number})", ")": f"{number})", "、": f"{number}、"}.get(style, number)
+        return Label(written, rest, readings, is_weak)
+    return None
+
+
+def _parse_sign(text: str) -> Label | None:
+    count: tuple[tuple[re.Pattern[str], Callable[[str], Reading]], ...] = (
+        (_CIRCLED, lambda sign: Reading("①", (ord(sign) - ord("①") + 1,))),
+        (_BULLET, lambda sign: Reading(f"bullet {sign}", ())),
+    )
+    for pattern, read in count:
+        if (found := pattern.match(text)) is not None:
+            return Label(found["number"], text[found.end() :], (read(found["number"]),))
+    return None

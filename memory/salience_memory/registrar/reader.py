@@ -1,0 +1,234 @@
+"""Reading an utterance: which rules it sets off. Pure; the store is not asked."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from salience_memory.registrar.patterns import clean_capture, fill_template
+from salience_memory.registrar.rules import IntentFilter, LifetimeFilter, Rule, RulePack, Trigger
+from salience_memory.registrar.turns import Role, Turn, split_sentences
+
+__all__ = ["Correction", "Finding", "Reading", "Vague", "find_mentions", "read_utterance"]
+
+_QUESTION_END = re.compile(r"[?？]\W*\Z")
+
+
+@dataclass(frozen=True)
+class Vague:
+    """Something said that points at what the sentence does not name."""
+
+    pack: RulePack
+    text: str
+    is_resolvable: bool
+    """Whether the last turns may name it; otherwise only the user can."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule set off by a sentence."""
+
+    rule: Rule
+    pack: RulePack
+    sentence: str
+    captures: Mapping[str, str]
+    when: str | None
+    """The time that the sentence names, in its own words."""
+    is_passing: bool
+    """The sentence speaks of the moment."""
+    is_suspicious: bool
+    vague: Vague | None
+
+    @property
+    def trigger(self) -> Trigger:
+        return self.rule.trigger
+
+    @property
+    def key(self) -> str:
+        return fill_template(self.rule.key, self.captures)
+
+    @property
+    def result(self) -> str:
+        return fill_template(self.rule.value, self.captures)
+
+    @property
+    def content(self) -> str:
+        return fill_template(self.rule.content, self.captures)
+
+    def explain(self, name: str) -> "Finding":
+        """The finding with `name` in the place of what was vague."""
+        assert self.vague is not None
+        said = self.vague.text
+        captures = {group: name if text == said else text for group, text in self.captures.items()}
+        return replace(self, captures=captures, vague=None)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Something said before is taken back; `old` and `new` where the sentence names them."""
+
+    pack: RulePack
+    sentence: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one utterance says."""
+
+    findings: tuple[Finding, ...]
+    correction: Correction | None
+    vague: tuple[Vague, ...]
+    rest: tuple[str, ...]
+    """Statements that no rule took."""
+
+    @property
+    def triggers(self) -> frozenset[Trigger]:
+        """What is certain enough to act on without asking."""
+        certain = {found.trigger for found in self.findings if found.rule.is_certain and not found.vague}
+        return frozenset(certain | ({Trigger.CORRECTION} if self.correction else set()))
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether something in it has to be asked about, as far as the utterance alone tells."""
+        return bool(self.vague) or any(found.vague or not found.rule.is_certain for found in self.findings)
+
+
+def read_utterance(text: str, packs: Sequence[RulePack], turns: Sequence[Turn] = ()) -> Reading:
+    """What an utterance says by the rules of the packs whose script it is written in.
+
+    Args:
+        text: What was said, without what the prompt held already.
+        packs: Asked in order.
+        turns: The turns before; a weak correction needs something to correct that was no question.
+    """
+    findings: list[Finding] = []
+    corrections: list[Correction] = []
+    vague: list[Vague] = []
+    rest: list[str] = []
+    for sentence in split_sentences(text):
+        before = len(findings) + len(corrections) + len(vague)
+        is_stated = False
+        for pack in packs:
+            if not pack.finds((pack.script,), sentence):
+                continue
+            if _is_correction(sentence, pack, turns):
+                corrections.append(_read_correction(sentence, pack))
+            if pack.finds(pack.vague, sentence.rstrip(".!。 ")):
+                vague.append(Vague(pack, sentence, False))
+                continue
+            findings += _apply_rules(sentence, pack)
+            is_stated = is_stated or not _refuses(pack, tuple(IntentFilter), sentence, len(sentence))
+        if is_stated and before == len(findings) + len(corrections) + len(vague):
+            rest.append(sentence)
+    return Reading(tuple(findings), corrections[0] if corrections else None, tuple(vague), tuple(rest))
+
+
+def _apply_rules(sentence: str, pack: RulePack) -> list[Finding]:
+    """What the rules find, in the order said; each part of the sentence is the first matching rule's."""
+    taken: dict[tuple[int, int], Finding] = {}
+    for rule in pack.rules:
+        place = 0
+        while match := rule.compiled.search(sentence, place):
+            finding, end = _make_finding(match, rule, pack, sentence)
+            place = max(end, match.start() + 1)
+            is_free = all(end <= start or stop <= match.start() for start, stop in taken)
+            if finding and is_free and not _refuses(pack, rule.refused_intents, sentence, match.start()):
+                taken[match.start(), end] = finding
+    return [finding for _, finding in sorted(taken.items(), key=lambda item: item[0])]
+
+
+def _make_finding(
+    match: re.Match[str], rule: Rule, pack: RulePack, sentence: str
+) -> tuple[Finding | None, int]:
+    """What a match states, None for nothing, and where it ends without the fillers."""
+    captures, end = _clean(match, pack)
+    said = [text for text in captures.values() if text]
+    is_passing = pack.finds(pack.transient, sentence)
+    if not said or (is_passing and rule.lifetime is LifetimeFilter.STABLE):
+        return None, end
+    vague = next(
+        (
+            Vague(pack, text, is_resolvable)
+            for is_resolvable, patterns in ((False, pack.vague), (True, pack.referents))
+            for text in said
+            if pack.finds(patterns, text)
+        ),
+        None,
+    )
+    times = [found.group() for pattern in pack.compiled(pack.when) if (found := pattern.search(sentence))]
+    suspicious = pack.finds(pack.suspicious, sentence)
+    when = times[0] if times else None
+    return Finding(rule, pack, sentence, captures, when, is_passing, suspicious, vague), end
+
+
+def _clean(match: re.Match[str], pack: RulePack) -> tuple[dict[str, str], int]:
+    """The captures without fillers, and the match's end: another statement may begin in what was dropped."""
+    (fillers,) = pack.compiled((pack.fillers,))
+    captures: dict[str, str] = {}
+    end = match.end()
+    for name, text in match.groupdict().items():
+        captures[name] = clean_capture(text or "", fillers)
+        if captures[name] and match.end(name) == match.end():
+            end = match.start(name) + (text or "").index(captures[name]) + len(captures[name])
+    return captures, end
+
+
+def _refuses(pack: RulePack, intents: Sequence[IntentFilter], sentence: str, start: int) -> bool:
+    """Whether what begins at `start` is none of the speaker's own statements."""
+    for intent in intents:
+        # A question shows at its end, the others before what they turn into something else.
+        seen = sentence if intent is IntentFilter.QUESTION else sentence[:start]
+        if pack.finds(pack.intents.get(intent, ()), seen):
+            return True
+        if intent is IntentFilter.QUOTED and _is_inside_quotes(seen):
+            return True
+    return False
+
+
+def _is_inside_quotes(before: str) -> bool:
+    opened = before.count("“") + before.count("「") - before.count("”") - before.count("」")
+    return before.count('"') % 2 == 1 or opened > 0
+
+
+def _is_correction(sentence: str, pack: RulePack, turns: Sequence[Turn]) -> bool:
+    rules = pack.correction
+    if pack.finds(rules.never, sentence) or _QUESTION_END.search(sentence):
+        return False
+    if pack.finds(rules.strong, sentence):
+        return True
+    answers_question = bool(turns) and turns[-1].role is Role.ASSISTANT and _asks(turns[-1])
+    return bool(turns) and not answers_question and pack.finds(rules.weak, sentence)
+
+
+def _asks(turn: Turn) -> bool:
+    return _QUESTION_END.search(turn.text.rstrip()) is not None
+
+
+def _read_correction(sentence: str, pack: RulePack) -> Correction:
+    for pattern in pack.compiled(pack.correction.replaces):
+        if match := pattern.search(sentence):
+            (fillers,) = pack.compiled((pack.fillers,))
+            parts = {name: clean_capture(text or "", fillers) for name, text in match.groupdict().items()}
+            return Correction(pack, sentence, parts.get("old") or None, parts.get("new") or None)
+    return Correction(pack, sentence, None, None)
+
+
+def find_mentions(turns: Sequence[Turn], packs: Sequence[RulePack]) -> list[str]:
+    """What the turns name, in order, each once: quoted words, names, and what rules captured."""
+    names: dict[str, str] = {}
+    for turn in turns:
+        if turn.role not in (Role.USER, Role.ASSISTANT):
+            continue
+        for sentence in split_sentences(turn.text):
+            for pack in packs:
+                is_its_own = pack.finds((pack.script,), sentence)
+                for pattern in pack.compiled(pack.mentions if is_its_own else ()):
+                    for match in pattern.finditer(sentence):
+                        name = clean_capture(match["name"], None)
+                        names.setdefault(name.casefold(), name)
+        for found in read_utterance(turn.text, packs).findings if turn.role is Role.USER else ():
+            for text in found.captures.values():
+                if text and not found.vague:
+                    names.setdefault(text.casefold(), text)
+    return list(names.values())

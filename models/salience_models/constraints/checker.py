@@ -1,0 +1,154 @@
+"""The check after the answer, which shares nothing with the masks but the rules."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import Any
+
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend, validator_for
+
+from salience_kernels import contains_banned
+from salience_models.constraints.engine import is_accepted
+from salience_models.constraints.events import Violation
+from salience_models.constraints.json_schema import decoded_strings, schema_grammar
+from salience_models.constraints.lark_source import LarkSource
+from salience_models.constraints.patterns import ForbiddenPattern, compile_python
+from salience_models.constraints.rule import Rule, RuleKind
+
+__all__ = ["find_violations"]
+
+_TAIL_CHARACTERS = 400
+
+# Those of which Python's checks agree with the RFCs; the others are the engine's word alone.
+_FORMATS = FormatChecker(formats=("date", "ipv4", "ipv6", "uuid", "email"))
+
+
+def find_violations(
+    text: str, rules: Sequence[Rule], *, is_complete: bool = True, prompt_tail: str = ""
+) -> tuple[Violation, ...]:
+    """The rules that `text` breaks.
+
+    Bans are looked for in the text, across its border with the prompt, and, beside a rule that asks for JSON,
+    in its decoded strings.
+
+    Args:
+        text: The whole answer.
+        rules: Those that bind, `check` rules included.
+        is_complete: Whether the answer ended by itself; one cut short breaks no ban for that.
+        prompt_tail: What stood right before the answer.
+    """
+    strings: list[str] = []
+    if any(rule.kind is RuleKind.JSON_SCHEMA for rule in rules):
+        try:
+            strings = list(decoded_strings(_read_json(text)))
+        except ValueError:
+            strings = []  # reported by the rule that asks for JSON
+    found = []
+    for rule in rules:
+        detail = _CHECKS[rule.kind](rule, text, strings, prompt_tail)
+        if detail:
+            cut = rule.says_when_to_end and not is_complete
+            found.append(Violation(rule.rule_id, rule.kind.value, detail, is_incomplete=cut))
+    return tuple(found)
+
+
+def _phrases(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.forbid_phrases is not None
+    banned = partial(
+        contains_banned, phrases=rule.forbid_phrases, whole_word=rule.whole_word, confusables=rule.confusables
+    )
+    for part in (_unbanned_tail(prompt_tail, banned) + text, *strings):
+        phrases = banned(part)
+        if phrases:
+            return f"holds {phrases[0]!r}"
+    return ""
+
+
+def _unbanned_tail(tail: str, banned: Callable[[str], tuple[str, ...]]) -> str:
+    """The longest end of the prompt that holds no phrase itself."""
+    tail = tail[-_TAIL_CHARACTERS:]
+    return next(tail[start:] for start in range(len(tail) + 1) if not banned(tail[start:]))
+
+
+def _forbidden_pattern(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.forbid_regex is not None
+    pattern = ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
+    for part in (text, *strings):
+        match = pattern.find(part)
+        if match is not None:
+            return f"holds {match.group()!r}, which matches {rule.forbid_regex!r}"
+    return ""
+
+
+def _values(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.allow_values is not None
+    return "" if text in rule.allow_values else f"is none of the {len(rule.allow_values)} values"
+
+
+def _pattern(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.regex is not None
+    is_match = compile_python(rule.regex, "regex").fullmatch(text) is not None
+    return "" if is_match else f"does not match {rule.regex!r} as a whole"
+
+
+def _schema(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.json_schema is not None
+    try:
+        value = _read_json(text)
+    except ValueError as error:
+        return f"is not JSON: {error}"
+    base = validator_for(rule.json_schema, default=Draft202012Validator)
+    validator = extend(base, {"multipleOf": _multiple_of})(rule.json_schema, format_checker=_FORMATS)
+    error = next(iter(validator.iter_errors(value)), None)
+    return "" if error is None else f"breaks the schema at {error.json_path}: {error.message}"
+
+
+def _grammar(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.grammar is not None
+    render = partial(schema_grammar, max_whitespace=rule.max_whitespace)
+    is_sentence = is_accepted(LarkSource.parse(rule.grammar, "grammar").grammar(render), text)
+    return "" if is_sentence else "is no sentence of the grammar"
+
+
+def _check(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
+    assert rule.check is not None
+    return "" if re.search(rule.check, text) else f"holds no match of {rule.check!r}"
+
+
+_CHECKS = {
+    RuleKind.FORBID_PHRASES: _phrases,
+    RuleKind.FORBID_REGEX: _forbidden_pattern,
+    RuleKind.ALLOW_VALUES: _values,
+    RuleKind.REGEX: _pattern,
+    RuleKind.JSON_SCHEMA: _schema,
+    RuleKind.GRAMMAR: _grammar,
+    RuleKind.CHECK: _check,
+}
+
+
+def _read_json(text: str) -> Any:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    # Python reads no integer of more than 4,300 digits; as a number it is compared well enough.
+    return json.loads(
+        text,
+        parse_constant=refuse,
+        parse_int=lambda digits: int(digits) if len(digits) < 4000 else float(digits),
+    )
+
+
+def _multiple_of(_: Any, divisor: Any, value: Any, __: Any) -> Any:
+    """In decimals, as the answer was written: in binary 0.3 is no multiple of 0.1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    try:
+        is_multiple = Decimal(repr(value)) % Decimal(repr(divisor)) == 0
+    except InvalidOperation:
+        return  # more digits than the context holds
+    if not is_multiple:
+        yield ValidationError(f"{value!r} is not a multiple of {divisor!r}")

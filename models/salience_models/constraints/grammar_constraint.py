@@ -1,0 +1,143 @@
+"""Everything but phrases, as grammars of the engine: one for each rule, regular ones joined into one.
+
+Two grammars are intersected token by token, which can lead where neither may go on; regular expressions and
+values are intersected as languages instead, where that cannot happen.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from salience_models.constraints.engine import Matcher, grammar_error
+from salience_models.constraints.json_schema import ALL_ESCAPES, schema_grammar, without_banned
+from salience_models.constraints.lark_source import LarkSource
+from salience_models.constraints.patterns import ANY_TEXT, ForbiddenPattern, lark_literal, texts_that_match
+from salience_models.constraints.rule import Rule, RuleKind
+from salience_models.constraints.vocabulary import Vocabulary
+from salience_models.errors import ConstraintContradiction, ConstraintFailed
+
+__all__ = ["GrammarConstraint", "compile_grammars", "json_escapes"]
+
+_REGULAR = (RuleKind.REGEX, RuleKind.FORBID_REGEX)
+
+
+@dataclass(frozen=True, eq=False)
+class GrammarConstraint:
+    """A grammar that some rules make up, compiled for a vocabulary."""
+
+    grammar: str
+    rule_ids: tuple[str, ...]
+    says_when_to_end: bool
+    template: Matcher
+
+    def start(self) -> Matcher:
+        """A matcher at the start of an answer."""
+        return self.template.fork()
+
+
+def compile_grammars(
+    rules: Sequence[Rule],
+    values: Sequence[str] | None,
+    vocabulary: Vocabulary,
+    *,
+    escapes: str = ALL_ESCAPES,
+    is_banned: Callable[[str], bool],
+    ban_ids: tuple[str, ...] = (),
+) -> tuple[GrammarConstraint, ...]:
+    """The grammars of `rules`, phrases and checks among them left out.
+
+    Args:
+        rules: All that bind.
+        values: What `allow_values` rules leave after every other rule, which then need no grammar; None where
+            there are none.
+        vocabulary: The model's.
+        escapes: For strings in JSON, as `json_escapes` says.
+        is_banned: Whether a text holds a banned phrase; values and properties of schemas that do are left
+            out.
+        ban_ids: The rules behind `is_banned`, to be named where nothing is left.
+
+    Raises:
+        ConstraintContradiction: Some rules leave no answer.
+    """
+    if values is not None:
+        terms = f"start: T\nT: {' | '.join(json.dumps(value) for value in values)}\n"
+        return (_compile(terms, _ids([rule for rule in rules if rule.is_enforced]), True, vocabulary),)
+    sources: list[tuple[str, tuple[str, ...], bool]] = []
+    regular = [rule for rule in rules if rule.kind in _REGULAR]
+    if regular:
+        ends = any(rule.says_when_to_end for rule in regular)
+        sources.append((f"start: T\nT: {_regular_terminal(regular)}\n", _ids(regular), ends))
+
+    def render(schema: Mapping[str, Any], max_whitespace: int) -> str:
+        return schema_grammar(
+            without_banned(schema, is_banned), max_whitespace=max_whitespace, escapes=escapes
+        )
+
+    for rule in rules:
+        if rule.kind is RuleKind.JSON_SCHEMA and rule.json_schema is not None:
+            source = f"start: {render(rule.json_schema, rule.max_whitespace)}\n"
+            sources.append((source, (rule.rule_id, *ban_ids), True))
+        elif rule.kind is RuleKind.GRAMMAR and rule.grammar is not None:
+            source = LarkSource.parse(rule.grammar, "grammar").grammar(
+                partial(render, max_whitespace=rule.max_whitespace)
+            )
+            sources.append((source, (rule.rule_id, *ban_ids), True))
+    return tuple(_compile(*source, vocabulary) for source in sources)
+
+
+def _regular_terminal(rules: Sequence[Rule]) -> str:
+    """All that every pattern allows, less the union of what is forbidden (a complement each is too much)."""
+    terms = [ANY_TEXT, *(lark_literal(rule.regex) for rule in rules if rule.regex is not None)]
+    forbidden = [
+        ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
+        for rule in rules
+        if rule.forbid_regex is not None
+    ]
+    if forbidden:
+        terms.append(f"~{texts_that_match(forbidden)}")
+    return " & ".join(terms)
+
+
+def _compile(
+    grammar: str, rule_ids: tuple[str, ...], says_when_to_end: bool, vocabulary: Vocabulary
+) -> GrammarConstraint:
+    if says_when_to_end and not vocabulary.eos_token_ids:
+        raise ValueError(
+            f"eos_token_ids must hold a token that ends an answer for rules {list(rule_ids)}, got none"
+        )
+    error = grammar_error(grammar)
+    if error:
+        raise ConstraintContradiction(
+            f"rules {list(rule_ids)} must leave an answer together, got none: {error}", rule_ids
+        )
+    try:
+        template = Matcher(grammar, vocabulary)
+        template.fork().mask()
+    except ConstraintFailed as error:
+        raise ConstraintFailed(f"rules {list(rule_ids)} cannot be masked: {error}") from error
+    return GrammarConstraint(grammar, rule_ids, says_when_to_end, template)
+
+
+def json_escapes(rules: Sequence[Rule], fold: Callable[[str], str]) -> str:
+    """The escapes that strings in JSON may use beside these rules' bans.
+
+    A ban is masked on what is written, and must hold for what it means. So no escape stands for a symbol of a
+    banned phrase; beside whole words none is a letter, which would touch a word that its meaning does not;
+    and beside `forbid_regex`, which may hold any character, there is none at all.
+    """
+    if any(rule.kind is RuleKind.FORBID_REGEX for rule in rules):
+        return ""
+    banned = [rule for rule in rules if rule.forbid_phrases is not None]
+    symbols = set(fold("".join(phrase for rule in banned for phrase in rule.forbid_phrases or ())))
+    whole = any(rule.whole_word for rule in banned)
+    return "".join(
+        letter
+        for letter, meaning in zip(ALL_ESCAPES, '\n\r\b\t\f\\"', strict=True)
+        if not (set(fold(meaning)) & symbols or (whole and letter.isalpha()))
+    )
+
+
+def _ids(rules: Sequence[Rule]) -> tuple[str, ...]:
+    return tuple(rule.rule_id for rule in rules)
