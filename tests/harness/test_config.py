@@ -20,7 +20,7 @@ def test_without_variables_nothing_is_set():
 
 def test_variables_name_the_folders_and_a_tilde_is_the_users_home(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SALIENCE_CACHE", "~/cache")
-    monkeypatch.setenv("SALIENCE_DATA", "SALIENCE_MEMORY", "data")
+    monkeypatch.setenv("SALIENCE_DATA", "data")
     assert load_settings() == Settings(cache_dir=Path.home() / "cache", data_dir=Path("data"))
 
 
