@@ -32,11 +32,13 @@ from salience_memory.feedback import (
     mark_contradicted,
     write_disclaimer,
 )
+from salience_memory.integrity import check_store, repair_store
 from salience_memory.lexical import score_lexically, tokenize
 from salience_memory.maintenance import MaintenanceReport, maintain
-from salience_memory.memory_recall import MemoryRecall, RecallBreakdown, RecalledMemory
+from salience_memory.memory_recall import MemoryRecall
 from salience_memory.normalisation import is_same_text, says_the_same
 from salience_memory.recall import Recalled, TextRecall, rank_texts
+from salience_memory.recalled_memory import RecallBreakdown, RecalledMemory
 from salience_memory.records import (
     MAX_SEMANTIC_WEIGHT,
     NEUTRAL_WEIGHT,
@@ -69,6 +71,7 @@ from salience_memory.registrar import (
     shipped_rule_packs,
 )
 from salience_memory.scopes import NOBODY, Scope, Viewer
+from salience_memory.snapshots import export_snapshot, import_snapshot
 from salience_memory.store import (
     AuditEvent,
     Change,
@@ -151,19 +154,23 @@ __all__ = [
     "Viewer",
     "apply_answer",
     "assess",
+    "check_store",
     "compute_freshness",
     "count_positions",
     "derive_memory_id",
+    "export_snapshot",
     "find_conflicts",
     "format_reference",
     "from_ns",
     "guess_language",
+    "import_snapshot",
     "is_same_text",
     "load_rule_pack",
     "lower_corrected",
     "maintain",
     "mark_contradicted",
     "rank_texts",
+    "repair_store",
     "says_the_same",
     "score_lexically",
     "search_vectors",

@@ -3,7 +3,7 @@
     MemoryRoomError
     ├── MissingExtra        a library of an optional extra is not installed
     ├── EmbedderNotFound    the embedding model cannot be loaded from where it was said to be
-    ├── EmbeddingMismatch   an `embed` returned other than one vector a text, or the store has another's vectors
+    ├── EmbeddingMismatch   an `embed` broke its contract, or the store holds vectors of another
     ├── StoreError          the file of the store cannot be used
     │   ├── StoreForeign        it is not a memory store; nothing was changed
     │   ├── StoreTooNew         a later version of Salience wrote it; nothing was changed
@@ -117,7 +117,7 @@ class SnapshotInvalid(MemoryRoomError):
 
 
 class RulePackInvalid(MemoryRoomError):
-    """A rule pack that cannot be used: no YAML, an unknown field, a pattern that is none or could run away."""
+    """A rule pack that cannot be used: no YAML, an unknown field, a pattern that could run away."""
 
 
 class DocumentUnreadable(MemoryRoomError):

@@ -4,11 +4,10 @@ Indexes only propose. What is returned is read from the store's rows on behalf o
 what those rows say: an index that is behind, torn or wrong can hide a memory, never show one.
 """
 
-import math
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,8 +24,15 @@ from salience_memory.index.projections import Projections
 from salience_memory.index.roster import RowFilter
 from salience_memory.index.vector_index import VectorIndex
 from salience_memory.lexical import tokenize
+from salience_memory.recalled_memory import RecallBreakdown, RecalledMemory, recalled_of, standing_of
 from salience_memory.records import MemoryType, StoredMemory
-from salience_memory.relevance import best_of, compute_coverage, compute_relevance, fuse_ranks, rank_scores
+from salience_memory.relevance import (
+    compute_bm25,
+    compute_coverage,
+    compute_relevance,
+    fuse_ranks,
+    rank_scores,
+)
 from salience_memory.scopes import Viewer
 from salience_memory.store import MemoryStore
 from salience_memory.vectors import Embed, EmbeddingCache, check_vectors
@@ -34,44 +40,11 @@ from salience_memory.vectors import Embed, EmbeddingCache, check_vectors
 __all__ = ["MemoryRecall", "RecallBreakdown", "RecalledMemory"]
 
 _PROPOSED_BY_WORDS = 512
+_PROPOSED_BY_VECTORS = 128
+_COVERED = 128
 _FINALISTS = 20
 _FINALISTS_PER_RESULT = 4
 _EMBEDDED_AT_ONCE = 256
-_TERM_SATURATION = 1.2
-_LENGTH_PENALTY = 0.75
-"""BM25's k1 and b, as FTS5 sets them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecallBreakdown:
-    """Why a memory stands where it does. Ranks count from 1 among candidates; None: not in that ranking."""
-
-    similarity: float | None
-    """Cosine of query and memory; None without embeddings."""
-    coverage: float
-    """Share of the query's information, over all that the viewer can see, whose words the memory contains."""
-    bm25: float
-    """0 where no word is shared."""
-    fused: float
-    """Sum of `1 / (60 + rank)` over the rankings by similarity and BM25; reported, not ordered by."""
-    vector_rank: int | None
-    lexical_rank: int | None
-    trust: float
-    freshness: float
-
-
-@dataclass(frozen=True, slots=True)
-class RecalledMemory:
-    """A memory that a query is about."""
-
-    memory: StoredMemory
-    score: float
-    """Relevance in [0, 1]; 0 for one that a cold start returns without having compared it."""
-    confidence: float
-    """Trust times freshness: how far the memory is to be believed, whatever the query."""
-    has_conflict: bool
-    """Another memory that the viewer may see says something else on the same key."""
-    breakdown: RecallBreakdown
 
 
 class MemoryRecall:
@@ -169,7 +142,7 @@ class MemoryRecall:
             return {} if vectors is None else vectors.search(vector, wanted, count)
 
     def sync(self) -> int:
-        """Embed the memories that lack a vector and bring the indexes up to date; returns how many lacked one.
+        """Embed the memories that lack a vector and bring the indexes up to date; returns how many lacked it.
 
         Raises:
             EmbeddingMismatch: The store holds vectors of another embedding, or `embed` broke its contract.
@@ -263,7 +236,7 @@ class MemoryRecall:
     def _propose(
         self, query: str, vector: NDArray[np.float32] | None, wanted: RowFilter, top_k: int
     ) -> tuple[QueryWords, dict[str, tuple[float, int] | None], bool]:
-        """The query's words; candidates, each with similarity and the `seq` compared; if any vector is here."""
+        """The words; candidates, each with similarity and the `seq` compared; whether any vector is here."""
         try:
             self._projections.catch_up()
             return self._search(query, vector, wanted, top_k)
@@ -278,18 +251,24 @@ class MemoryRecall:
         words = lexical.weigh(query, wanted.viewer, wanted.include_archived)
         count = max(_FINALISTS, _FINALISTS_PER_RESULT * top_k)
         ids, nats = lexical.search(words, wanted, max(_PROPOSED_BY_WORDS, count))
-        coverage = nats / (sum(words.weights.values()) or 1.0)
         if vectors is None or vector is None or not len(vectors):
             return words, dict.fromkeys(ids[:count]), False
-        near = vectors.search(vector, wanted, count)
-        similarities = vectors.compare(vector, ids)
-        guesses = coverage + np.clip(np.nan_to_num(similarities), 0.0, 1.0)
-        best = np.argsort(-guesses, kind="stable")[:count].tolist()
-        total = {memory_id: max(0.0, similarity) for memory_id, similarity in near.items()}
-        total |= {ids[place]: float(guesses[place]) for place in best}
-        near |= {ids[place]: float(similarities[place]) for place in best if np.isfinite(similarities[place])}
-        finalists = dict.fromkeys([*best_of(total, count), *ids[:top_k], *list(near)[:top_k]])
-        return words, {memory_id: _compared(vectors, near, memory_id) for memory_id in finalists}, True
+        near = vectors.search(vector, wanted, max(_PROPOSED_BY_VECTORS, count))
+        pool = list(dict.fromkeys([*near, *ids]))
+        similarities = vectors.compare(vector, pool)
+        meaning = np.clip(np.nan_to_num(similarities), 0.0, 1.0)
+        known = dict(zip(ids, nats.tolist(), strict=True))
+        shared = np.array([known.get(memory_id, 0.0) for memory_id in pool])
+        # What words share was counted only as far as their lists were read; the best are counted whole.
+        total = sum(words.weights.values()) or 1.0
+        places = np.argsort(-(meaning + shared / total), kind="stable")[: max(_COVERED, 2 * count)]
+        shared[places] = lexical.cover(words, [pool[place] for place in places])
+        best: list[int] = places[np.argsort(-(meaning + shared / total)[places], kind="stable")][
+            :count
+        ].tolist()
+        at = {pool[place]: float(similarities[place]) for place in best if np.isfinite(similarities[place])}
+        finalists = dict.fromkeys([*(pool[place] for place in best), *ids[:top_k], *list(near)[:top_k]])
+        return words, {memory_id: _compared(vectors, near | at, memory_id) for memory_id in finalists}, True
 
     def _rank(
         self,
@@ -301,7 +280,11 @@ class MemoryRecall:
     ) -> list[RecalledMemory]:
         similarities = self._similarities(memories, compared, vector)
         tokens = {memory.memory_id: tokenize(memory.content) for memory in memories}
-        bm25 = {key: score for key, found in tokens.items() if (score := _bm25(words, found)) > 0.0}
+        bm25 = {
+            key: score
+            for key, found in tokens.items()
+            if (score := compute_bm25(words.weights, words.mean_tokens, found)) > 0.0
+        }
         vector_ranks, lexical_ranks = rank_scores(similarities), rank_scores(bm25)
         fused = fuse_ranks(vector_ranks, lexical_ranks)
         results: list[RecalledMemory] = []
@@ -322,8 +305,8 @@ class MemoryRecall:
                     trust=memory.trust,
                     freshness=memory.freshness,
                 )
-                results.append(_recalled(memory, score, breakdown))
-        return sorted(results, key=_standing)[:top_k]
+                results.append(recalled_of(memory, score, breakdown))
+        return sorted(results, key=standing_of)[:top_k]
 
     def _similarities(
         self,
@@ -357,12 +340,14 @@ class MemoryRecall:
         found += self._store.list(viewer, pinned=True, include_archived=archived, limit=1000)
         memories = {memory.memory_id: memory for memory in found if _passes(memory, wanted)}
         results = [
-            _recalled(
+            recalled_of(
                 memory, 0.0, RecallBreakdown(None, 0.0, 0.0, 0.0, None, None, memory.trust, memory.freshness)
             )
             for memory in memories.values()
         ]
-        results.sort(key=lambda result: (result.memory.type is not MemoryType.CONSTRAINT, *_standing(result)))
+        results.sort(
+            key=lambda result: (result.memory.type is not MemoryType.CONSTRAINT, *standing_of(result))
+        )
         return self._marked(results[:top_k], viewer)
 
     def _marked(self, results: Sequence[RecalledMemory], viewer: Viewer) -> list[RecalledMemory]:
@@ -371,30 +356,12 @@ class MemoryRecall:
         for key in {memory.key for memory in memories.values() if memory.key is not None}:
             memories |= {memory.memory_id: memory for memory in self._store.list(viewer, key=key)}
         marked = {key for conflict in find_conflicts(memories.values()) for key in conflict.memory_ids}
-        return [
-            RecalledMemory(
-                result.memory,
-                result.score,
-                result.confidence,
-                result.memory.memory_id in marked,
-                result.breakdown,
-            )
-            for result in results
-        ]
+        return [replace(result, has_conflict=result.memory.memory_id in marked) for result in results]
 
 
 def _compared(vectors: VectorIndex, near: Mapping[str, float], memory_id: str) -> tuple[float, int] | None:
     seq = vectors.seq_of(memory_id)
     return None if seq is None or memory_id not in near else (near[memory_id], seq)
-
-
-def _recalled(memory: StoredMemory, score: float, breakdown: RecallBreakdown) -> RecalledMemory:
-    return RecalledMemory(memory, score, memory.trust * memory.freshness, False, breakdown)
-
-
-def _standing(result: RecalledMemory) -> tuple[float, float, float, str]:
-    memory = result.memory
-    return (-result.score, -memory.trust, -memory.freshness, memory.memory_id)
 
 
 def _passes(memory: StoredMemory, wanted: RowFilter) -> bool:
@@ -403,15 +370,3 @@ def _passes(memory: StoredMemory, wanted: RowFilter) -> bool:
     is_wanted = (not wanted.types or memory.type in wanted.types) and set(wanted.tags) <= set(memory.tags)
     owner = (memory.scope, memory.user_id, memory.session_id)
     return is_valid and is_wanted and wanted.viewer.can_see(*owner)
-
-
-def _bm25(words: QueryWords, tokens: Iterable[str]) -> float:
-    counts: dict[str, int] = {}
-    for token in (found := list(tokens)):
-        counts[token] = counts.get(token, 0) + 1
-    length = 1.0 - _LENGTH_PENALTY + _LENGTH_PENALTY * len(found) / (words.mean_tokens or 1.0)
-    return math.fsum(
-        weight * counts[token] * (_TERM_SATURATION + 1.0) / (counts[token] + _TERM_SATURATION * length)
-        for token, weight in words.weights.items()
-        if token in counts
-    )

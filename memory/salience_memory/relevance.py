@@ -6,13 +6,25 @@ alone miss a paraphrase; memory/README.md has the measurements.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["best_of", "compute_coverage", "compute_relevance", "fuse_ranks", "rank_scores", "weigh_tokens"]
+__all__ = [
+    "best_of",
+    "compute_bm25",
+    "compute_coverage",
+    "compute_relevance",
+    "fuse_ranks",
+    "rank_scores",
+    "weigh_tokens",
+]
 
 _FUSION_OFFSET = 60
 """The k of reciprocal-rank fusion, as Cormack, Clarke and Büttcher (2009) set it."""
+
+_TERM_SATURATION = 1.2
+_LENGTH_PENALTY = 0.75
+"""BM25's k1 and b, as FTS5 sets them."""
 
 _Item = TypeVar("_Item", int, str)
 
@@ -67,3 +79,22 @@ def compute_relevance(similarity: float | None, coverage: float) -> float:
     if similarity is None:
         return coverage
     return round((min(max(similarity, 0.0), 1.0) + coverage) / 2.0, 6)
+
+
+def compute_bm25(weights: Mapping[str, float], mean_tokens: float, tokens: Sequence[str]) -> float:
+    """BM25 of a text for a query, 0 where no word is shared.
+
+    Args:
+        weights: The query's, `weigh_tokens`.
+        mean_tokens: How long a searched text is on average.
+        tokens: The text's, repeats kept.
+    """
+    counts: dict[str, int] = {}
+    for token in tokens:
+        counts[token] = counts.get(token, 0) + 1
+    length = 1.0 - _LENGTH_PENALTY + _LENGTH_PENALTY * len(tokens) / (mean_tokens or 1.0)
+    return math.fsum(
+        weight * counts[token] * (_TERM_SATURATION + 1.0) / (counts[token] + _TERM_SATURATION * length)
+        for token, weight in weights.items()
+        if token in counts
+    )

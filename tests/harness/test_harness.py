@@ -20,14 +20,21 @@ def test_the_public_names_are_these():
     assert salience.__all__ == [
         "Answer",
         "BiasPlan",
+        "ChatAnswer",
+        "ContextTemplate",
+        "Conversation",
+        "ConversationOptions",
         "Explanation",
         "Harness",
         "Memory",
+        "MemoryStore",
         "MemoryType",
         "Receipt",
         "Sampling",
         "Steering",
         "SteeringMethod",
+        "Viewer",
+        "load_template",
     ]
 
 

@@ -13,17 +13,34 @@ from rich.console import Console
 from rich.table import Table
 
 from salience.config import load_settings
+from salience.token_counting import count_tokens
 from salience_experiments.bench.attention import measure_memory, measure_operators, operator_bars
 from salience_experiments.bench.crash_trial import run_crash_trial
 from salience_experiments.bench.experiment import compare_experiment, experiment_bars, experiment_row, kv_spec
+from salience_experiments.bench.mask import (
+    MaskCase,
+    ban_phrases,
+    cut_greedily,
+    mask_bars,
+    mask_rows,
+    measure_masks,
+    read_prose,
+    speed_table,
+    widen_vocabulary,
+    without_phrases,
+)
+from salience_experiments.bench.mask_checks import check_bars, check_exactness, run_adversary
+from salience_experiments.bench.mask_peers import find_peers
 from salience_experiments.bench.recall import measure_recall, recall_bars
 from salience_experiments.bench.recall_property import check_recalls
 from salience_experiments.bench.registrar import measure_registrar, registrar_bars
+from salience_experiments.bench.render import build_memories, measure_render, render_bars, render_table
 from salience_experiments.bench.result import Bar, BenchResult, Row, print_bars, ratio_table, write_json
 from salience_experiments.bench.store import DeclareRate, measure_rates, store_bars
 from salience_experiments.bench.whole_model import CASES, compare_models, load_pair
 from salience_memory import TextRecall
 from salience_models import LanguageModel
+from salience_models.constraints import read_vocabulary
 
 __all__ = ["bench_commands"]
 
@@ -190,6 +207,79 @@ def recall_table(facts: Mapping[str, Mapping[str, float]]) -> Table:
     for count, found in facts.items():
         table.add_row(f"{int(count):,}", *(f"{found[name]:.3g}" for name in columns))
     return table
+
+
+@bench_commands.command()
+def mask(
+    phrases: Annotated[int, typer.Option(min=1, help="Banned phrases.")] = 100,
+    characters: Annotated[int, typer.Option(min=100, help="Length of the text that is read.")] = 40_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes of each engine over the text.")] = 5,
+    peers: Annotated[
+        str, typer.Option(help="Engines to compare with; may be empty.")
+    ] = "xgrammar,llguidance",
+    exactness: Annotated[
+        bool, typer.Option("--exactness", help="Also compare masks with brute force.")
+    ] = False,
+    pairs: Annotated[int, typer.Option(min=1, help="(state, token) pairs of --exactness.")] = 4_000_000,
+    adversary_tokens: Annotated[
+        int, typer.Option(min=0, help="Also sample this many tokens from random logits.")
+    ] = 0,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Bans on free text: time a token against XGrammar and llguidance; proof that they hold (CPU)."""
+    console, banned = Console(highlight=False), ban_phrases(phrases)
+    engines = find_peers([name.strip() for name in peers.split(",") if name.strip()])
+    cases = load_mask_cases(banned, characters)
+    with _progress(console) as say:
+        speeds = [s for case in cases for s in measure_masks(case, banned, engines, repeats, say)]
+        vocabulary = cases[0].vocabulary
+        exact = check_exactness(banned, vocabulary, pairs, say) if exactness else {}
+        adversary = run_adversary(banned, vocabulary, adversary_tokens, say=say) if adversary_tokens else None
+    n_tokens = ", ".join(f"{len(case.token_ids):,}" for case in cases)
+    console.print(speed_table(speeds, f"{phrases} phrases, text of {n_tokens} tokens"))
+    rows = mask_rows(speeds)
+    bars = (*mask_bars(speeds, rows), *check_bars(exact, pairs, adversary))
+    facts = {
+        "speeds": [asdict(speed) for speed in speeds],
+        "exactness": {name: asdict(found) for name, found in exact.items()},
+        "adversary": None if adversary is None else asdict(adversary),
+    }
+    settings = {"phrases": phrases, "characters": characters, "repeats": repeats, "peers": list(engines)}
+    _conclude(console, BenchResult("mask", settings, tuple(rows), bars, facts), json_path, check)
+
+
+def load_mask_cases(phrases: Sequence[str], n_characters: int) -> list[MaskCase]:
+    """SmolLM2's vocabulary, and the same widened to 151,936 tokens."""
+    settings = load_settings()
+    lm = LanguageModel.load(CASES[0].source, device="cpu", cache_dir=settings.cache_dir)
+    assert lm.tokenizer is not None
+    small = read_vocabulary(lm.tokenizer, n_vocab=len(lm.tokenizer), eos_token_ids=lm.info.eos_token_ids)
+    text = read_prose(settings.data_dir, 4_000_000)
+    large = widen_vocabulary(small, text)
+    read = without_phrases(text[:n_characters], phrases)
+    return [
+        MaskCase("SmolLM2, 49k", small, tuple(lm.tokenizer.encode(read, add_special_tokens=False))),
+        MaskCase("widened to 151k", large, cut_greedily(read, large)),
+    ]
+
+
+@bench_commands.command()
+def render(
+    memories: Annotated[int, typer.Option(min=1, help="How many are given to the template.")] = 100,
+    repeats: Annotated[int, typer.Option(min=1, help="Renders of each kind.")] = 30,
+    model: Annotated[str, typer.Option(help="Whose tokenizer counts.")] = "bundled:smollm2-135m-instruct",
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Memories to a template's text, the tokenizer's counts left out and included (CPU)."""
+    console = Console(highlight=False)
+    lm = LanguageModel.load(model, device="cpu", cache_dir=load_settings().cache_dir)
+    timings = measure_render(build_memories(memories), repeats, lambda text: count_tokens(lm, text))
+    console.print(render_table(timings))
+    facts = {"timings": [asdict(timing) for timing in timings]}
+    bars, settings = tuple(render_bars(timings, memories)), {"memories": memories, "repeats": repeats}
+    _conclude(console, BenchResult("render", settings, (), bars, facts), json_path, check)
 
 
 def parse_sizes(text: str) -> list[int]:

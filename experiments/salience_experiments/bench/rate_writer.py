@@ -23,7 +23,7 @@ def main(path: str, owner: str, count: int, group: int, is_durable: bool) -> Non
                 for number in range(start, min(start + group, count)):
                     memory = Memory.model_validate(
                         {
-                            "content": f"Order {number} of {owner} is delayed by three days, says the carrier.",
+                            "content": f"Order {number} of {owner} is delayed by three days.",
                             "type": "semantic",
                             "scope": "user",
                             "user_id": owner,

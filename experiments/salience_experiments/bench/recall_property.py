@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from salience_memory import Memory, MemoryState, MemoryStore, MemoryType, Scope, Viewer, tokenize
 from salience_memory.memory_recall import MemoryRecall
 
-__all__ = ["OWNERS", "TAGS", "TYPES", "VIEWERS", "WORDS", "RecallWitness", "act_at_random", "check_recalls", "embed_words"]
+__all__ = [
+    "OWNERS",
+    "TAGS",
+    "TYPES",
+    "VIEWERS",
+    "WORDS",
+    "RecallWitness",
+    "act_at_random",
+    "check_recalls",
+    "embed_words",
+]
 
 OWNERS: tuple[tuple[Scope, str | None, str | None], ...] = (
     (Scope.GLOBAL, None, None),

@@ -99,7 +99,7 @@ def _label(memory: Memory) -> str:
 
 
 def _value(memory: Memory) -> str | None:
-    """The value in words; of a registrar's `{who, what, when, result}` the result, of other structures JSON."""
+    """The value in words; of a registrar's `{who, what, when, result}` the result, else as JSON."""
     value = memory.value
     if isinstance(value, dict) and isinstance(value.get("result"), str):
         value = value["result"]
@@ -153,7 +153,7 @@ def parse_line_format(text: str) -> LineFormat:
     pieces: list[_Piece] = []
     group: int | None = None
     n_groups = 0
-    if len(text.splitlines()) != 1:
+    if len(f"{text}.".splitlines()) != 1:
         raise ValueError(f"render must be one line, got {text!r}")
     for match in _TOKEN.finditer(text):
         token, name = match[0], match[1]

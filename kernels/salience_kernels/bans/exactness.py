@@ -20,18 +20,21 @@ class Exactness:
     n_pairs: int = 0
     mismatches: list[tuple[bytes, int]] = field(default_factory=list)
 
+    def add(self, other: "Exactness") -> None:
+        """Count another comparison in."""
+        self.n_prefixes += other.n_prefixes
+        self.n_pairs += other.n_pairs
+        self.mismatches += other.mismatches
 
-def compare_with_reference(
-    rules: Sequence[BanMasks], prefixes: Iterable[bytes], token_bytes: Sequence[bytes | None]
-) -> Exactness:
+
+def compare_with_reference(rules: Sequence[BanMasks], prefixes: Iterable[bytes]) -> Exactness:
     """Compare mask, next state and permission to end, after each prefix, with brute force.
 
     Args:
         rules: One or more over the same vocabulary; of several, the intersection of their masks is compared.
         prefixes: Texts, whole characters or not; what a rule bans in one must kill its automaton.
-        token_bytes: The vocabulary.
     """
-    found = Exactness()
+    found, token_bytes = Exactness(), rules[0].token_bytes
     patterns = [_patterns(rule) for rule in rules]
     everything = [pattern for of_rule in patterns for pattern in of_rule]
     for prefix in prefixes:

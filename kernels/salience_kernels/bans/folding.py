@@ -10,10 +10,15 @@ from functools import cache
 
 __all__ = ["fold", "fold_character", "is_word_symbol"]
 
-_MARKS = ((0x0300, 0x036F), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF))
+
+def _characters(*ranges: tuple[int, int]) -> frozenset[str]:
+    return frozenset(chr(code) for first, last in ranges for code in range(first, last + 1))
+
+
+_MARKS = _characters((0x0300, 0x036F), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF))
 """Marks of European scripts and of notation. Kana's, Hangul's and Indic ones make another letter."""
 
-_INVISIBLE = (
+_INVISIBLE = _characters(
     (0x00AD, 0x00AD),
     (0x034F, 0x034F),
     (0x061C, 0x061C),
@@ -33,6 +38,8 @@ _INVISIBLE = (
     (0xE0000, 0xE0FFF),
 )
 """Default_Ignorable_Code_Point of Unicode, which Python's `unicodedata` does not tell."""
+
+_VANISHING = _MARKS | _INVISIBLE
 
 
 class _FoldTable(dict[int, str]):
@@ -58,14 +65,10 @@ def fold_character(character: str) -> str:
 
 
 def _reduce(character: str) -> str:
-    if _is_in(character, _MARKS) or _is_in(character, _INVISIBLE):
+    if character in _VANISHING:
         return ""
     base, *marks = unicodedata.normalize("NFD", character)
-    return base if marks and all(_is_in(mark, _MARKS) for mark in marks) else character
-
-
-def _is_in(character: str, ranges: tuple[tuple[int, int], ...]) -> bool:
-    return any(first <= ord(character) <= last for first, last in ranges)
+    return base if marks and _MARKS.issuperset(marks) else character
 
 
 @cache

@@ -58,7 +58,12 @@ def compile_phrases(
     phrases: Iterable[str], *, whole_word: bool = False, confusables: bool = False
 ) -> tuple[PhrasePattern, ...]:
     """One pattern a phrase, every spelling included."""
-    return tuple(_compile(p, whole_word, confusables) for p in dict.fromkeys(check_phrases(phrases)))
+    return _compile_all(check_phrases(phrases), whole_word, confusables)
+
+
+@lru_cache(maxsize=32)
+def _compile_all(phrases: tuple[str, ...], whole_word: bool, confusables: bool) -> tuple[PhrasePattern, ...]:
+    return tuple(_compile(phrase, whole_word, confusables) for phrase in dict.fromkeys(phrases))
 
 
 def _compile(phrase: str, whole_word: bool, confusables: bool) -> PhrasePattern:

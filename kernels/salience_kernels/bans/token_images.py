@@ -21,13 +21,11 @@ class ImageTable:
         images: Symbols of the characters that each token completes, ascending: tokens that begin alike are
             neighbours.
         ids: The token of each image.
-        broken_ids: Every other token that has bytes: it makes invalid UTF-8.
         unfinished: Id, image and bytes left over of the tokens that end inside a character.
     """
 
     images: list[str]
     ids: list[int]
-    broken_ids: list[int]
     unfinished: list[tuple[int, str, bytes]]
 
 
@@ -38,6 +36,8 @@ class TokenImages:
         token_bytes: As given.
         image: Symbols of each token at a character's start; None for what is invalid there or has no bytes.
         tail: Bytes of the character that each token leaves unfinished.
+        broken_ids: Tokens that are invalid at a character's start.
+        silent_ids: Tokens without bytes, which may stand anywhere.
     """
 
     def __init__(self, token_bytes: Sequence[bytes | None]) -> None:
@@ -52,6 +52,9 @@ class TokenImages:
                 self._continuing.append(token_id)
             if (read := decode_prefix(data)) is not None:
                 self.image[token_id], self.tail[token_id] = fold(read[0]), read[1]
+        self.silent_ids = [i for i, data in enumerate(self.token_bytes) if data is None]
+        silent = set(self.silent_ids)
+        self.broken_ids = [i for i, image in enumerate(self.image) if image is None and i not in silent]
         self._tables: dict[bytes, ImageTable] = {}
 
     def table(self, pending: bytes) -> ImageTable:
@@ -71,7 +74,6 @@ class TokenImages:
         return ImageTable(
             [found[i][0] for i in ids],
             ids,
-            [i for i, data in enumerate(self.token_bytes) if data is not None and i not in found],
             [(i, *found[i]) for i in ids if found[i][1]],
         )
 

@@ -19,7 +19,7 @@ from salience_kernels.bans.automaton import (
 )
 from salience_kernels.bans.folding import is_word_symbol
 from salience_kernels.bans.token_images import ImageTable, token_images
-from salience_kernels.constraint_mask.masks import AllowedBits, BannedIds, TokenMask, pack_allowed
+from salience_kernels.constraint_mask.masks import AllowedBits, BannedIds, TokenMask, allow_ids, pack_allowed
 
 __all__ = ["BanMasks"]
 
@@ -54,12 +54,21 @@ class BanMasks:
         self._cached_bytes = 0
         self._holding: dict[bytes, frozenset[int]] = {}
         self._completing: dict[tuple[int, bytes], frozenset[int]] = {}
-        self._everywhere: dict[bytes, BannedIds] = {}
         self._risky: dict[bytes, list[tuple[int, str, bytes]]] = {}
+        silent = torch.tensor(self._vocabulary.silent_ids, dtype=torch.int32)
+        self._silent = allow_ids(torch.zeros(-(-self.n_vocab // 32), dtype=torch.int32), silent)
+        self._everywhere = self._ban_everywhere()
+        self._least = self._write_down(self._everywhere)
         self.mask(automaton.start)
 
     @property
+    def token_bytes(self) -> tuple[bytes | None, ...]:
+        """Bytes by token id."""
+        return self._vocabulary.token_bytes
+
+    @property
     def n_vocab(self) -> int:
+        """Tokens, those without bytes included."""
         return len(self._vocabulary.token_bytes)
 
     def advance(self, state: int, token_id: int) -> int:
@@ -119,26 +128,26 @@ class BanMasks:
         begun = self._tokens_that_corner(number, pending, table)
         for place in self.automaton.places(number):
             begun |= self._tokens_that_complete(place, pending, table)
+        if pending:  # almost nothing continues a character
+            banned = begun | self._tokens_that_hold(pending, table)
+            allowed = [i for i in table.ids if i not in banned]
+            return AllowedBits(allow_ids(self._silent, torch.tensor(allowed, dtype=torch.int32)))
         begun -= self._tokens_that_hold(pending, table)
-        everywhere = self._banned_everywhere(pending, table)
         if not begun:
-            return self._compact(everywhere)
-        ids = torch.cat([everywhere.ids, torch.tensor(list(begun), dtype=torch.int32)])
-        return self._compact(BannedIds(ids.sort().values))
+            return self._least
+        ids = torch.cat([self._everywhere, torch.tensor(list(begun), dtype=torch.int32)])
+        return self._write_down(ids.sort().values)
 
-    def _compact(self, banned: BannedIds) -> TokenMask:
-        if banned.ids.numel() <= _MAX_SPARSE_SHARE * self.n_vocab:
-            return banned
-        allowed = torch.ones(self.n_vocab, dtype=torch.bool)
-        allowed[banned.ids.long()] = False
-        return AllowedBits(pack_allowed(allowed))
+    def _ban_everywhere(self) -> Tensor:
+        """Ids that no state lets through at a character's start, ascending."""
+        held = self._tokens_that_hold(b"", self._vocabulary.table(b""))
+        return torch.tensor(sorted({*self._vocabulary.broken_ids, *held}), dtype=torch.int32)
 
-    def _banned_everywhere(self, pending: bytes, table: ImageTable) -> BannedIds:
-        known = self._everywhere.get(pending)
-        if known is None:
-            ids = [*table.broken_ids, *self._tokens_that_hold(pending, table)]
-            known = self._everywhere[pending] = BannedIds(torch.tensor(sorted(ids), dtype=torch.int32))
-        return known
+    def _write_down(self, banned_ids: Tensor) -> TokenMask:
+        mask = BannedIds(banned_ids)
+        if banned_ids.numel() <= _MAX_SPARSE_SHARE * self.n_vocab:
+            return mask
+        return AllowedBits(pack_allowed(mask.unpack(self.n_vocab)))
 
     def _tokens_that_hold(self, pending: bytes, table: ImageTable) -> frozenset[int]:
         """Tokens that no text without a phrase can end with, whatever it is."""

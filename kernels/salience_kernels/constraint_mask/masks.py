@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int32
 from torch import Tensor
 
-__all__ = ["AllowedBits", "BannedIds", "TokenMask", "intersect_masks", "pack_allowed"]
+__all__ = ["AllowedBits", "BannedIds", "TokenMask", "allow_ids", "intersect_masks", "pack_allowed"]
 
 _WORD_BITS = 32
 
@@ -56,8 +56,19 @@ def pack_allowed(allowed: Bool[Tensor, " vocab"]) -> Int32[Tensor, " word"]:
     bits = torch.zeros(n_words * _WORD_BITS, dtype=torch.int64, device=allowed.device)
     bits[: allowed.numel()] = allowed
     places = torch.arange(_WORD_BITS, device=allowed.device)
-    words = (bits.view(-1, _WORD_BITS) << places).sum(1)
+    return _to_int32((bits.view(-1, _WORD_BITS) << places).sum(1))
+
+
+def _to_int32(words: Tensor) -> Tensor:
+    """The same 32 bits: from 2**31 on the last one is the sign."""
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def allow_ids(words: Int32[Tensor, " word"], ids: Int32[Tensor, " allowed"]) -> Int32[Tensor, " word"]:
+    """`words` with the bits of `ids` set, each id given once."""
+    bits = torch.zeros(words.numel(), dtype=torch.int64, device=words.device)
+    bits.index_add_(0, ids // _WORD_BITS, 1 << (ids % _WORD_BITS).long())
+    return words | _to_int32(bits)
 
 
 def intersect_masks(first: TokenMask | None, second: TokenMask | None, n_vocab: int) -> TokenMask | None:

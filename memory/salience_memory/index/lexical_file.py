@@ -163,6 +163,17 @@ class LexicalFile:
         """Every row with its words, by `seq`."""
         return map(_document, self._connection.execute(_DOCUMENTS))
 
+    def words_of(self, seqs: Sequence[int]) -> dict[int, set[str]]:
+        """The words of some rows, with the owner's number in front as they are stored."""
+        found: dict[int, set[str]] = {}
+        for start in range(0, len(seqs), _BOUND_AT_ONCE):
+            part = seqs[start : start + _BOUND_AT_ONCE]
+            statement = f"SELECT rowid, tokens FROM posting WHERE rowid IN ({_marks(part)})"
+            found |= {
+                seq: set(tokens.split(" ")) for seq, tokens in self._connection.execute(statement, part)
+            }
+        return found
+
     def find_owner(self, owner: Owner) -> tuple[int, int, int] | None:
         """An owner's number, how many texts there are and how many tokens; None for one without a text."""
         return self._connection.execute(
@@ -176,8 +187,7 @@ class LexicalFile:
         counts: dict[tuple[int, str], int] = {}
         for start in range(0, len(tokens), _BOUND_AT_ONCE):
             part = tokens[start : start + _BOUND_AT_ONCE]
-            marks = ",".join("?" * len(part))
-            statement = f"SELECT token, n FROM frequency WHERE owner = ? AND token IN ({marks})"
+            statement = f"SELECT token, n FROM frequency WHERE owner = ? AND token IN ({_marks(part)})"
             counts |= {(owner, token): n for token, n in self._connection.execute(statement, (owner, *part))}
         return counts
 
@@ -283,6 +293,10 @@ def _copy_to_memory(path: Path) -> sqlite3.Connection:
         copy.close()
         raise
     return copy
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
 
 
 def _document(columns: Iterable[Any]) -> tuple[RosterEntry, frozenset[str]]:

@@ -118,6 +118,18 @@ class LexicalIndex:
         order = np.lexsort((-distinct, -sums))[:count]
         return [self._roster.id_of(row) for row in distinct[order].tolist()], sums[order]
 
+    def cover(self, words: QueryWords, memory_ids: Sequence[str]) -> NDArray[np.float64]:
+        """The nats that each of some memories shares with a query, all words counted; 0 for one not here."""
+        rows = [self._roster.row_of(memory_id) for memory_id in memory_ids]
+        seqs = [0 if row is None else int(self._roster.seqs[row]) for row in rows]
+        found = self._file.words_of([seq for seq in seqs if seq])
+        # A row's words bear its owner's number: another owner's are not among them.
+        nats = [(f"{owner}.{token}", words.weights[token]) for owner, token in words.counts]
+        return np.array(
+            [sum(weight for word, weight in nats if word in found.get(seq, ())) for seq in seqs],
+            dtype=np.float64,
+        )
+
     def catch_up(self, store: ProjectedStore) -> None:
         """Apply what changed since `applied_seq`; a store that is behind it is another one, and read anew."""
         latest = store.latest_seq()

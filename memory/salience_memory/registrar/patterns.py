@@ -2,14 +2,25 @@
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from string import Formatter
 from typing import Any, cast
 
 from salience_memory.normalisation import make_slug
 from salience_memory.registrar.turns import MAX_SENTENCE_CHARS
 
-__all__ = ["MAX_PATHS", "clean_capture", "compile_pattern", "count_paths", "fill_template", "template_names"]
+__all__ = [
+    "MAX_PATHS",
+    "clean_capture",
+    "compile_pattern",
+    "count_paths",
+    "fill_template",
+    "make_finder",
+    "read_grams",
+    "required_grams",
+    "template_names",
+]
 
 MAX_PATHS = 200_000
 """Most ways in which a pattern may match at one place of the longest sentence; bounds a search's time."""
@@ -37,6 +48,54 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
             f"{'more than 10^12' if paths >= _UNSAFE else f'{paths:,}'}: bound its repeats, as in {{1,40}}"
         )
     return compiled
+
+
+@cache
+def make_finder(pattern: str) -> Callable[..., re.Match[str] | None]:
+    """`find(text, start)`: the first match from there on. Compiled once in the life of the process."""
+    compiled = compile_pattern(pattern)
+    parser: Any = importlib.import_module("re._parser")
+    tokens = list(parser.parse(pattern, re.IGNORECASE))
+    # A search for what can only stand at the beginning would try every other place as well.
+    is_anchored = str(tokens[0]) == "(AT, AT_BEGINNING)"
+    return compiled.match if is_anchored else compiled.search
+
+
+def read_grams(text: str) -> frozenset[str]:
+    """Every three letters in a row, small ones."""
+    text = text.lower().replace("ı", "i")  # which a pattern that ignores case takes for one letter
+    return frozenset(text[start : start + 3] for start in range(len(text) - 2))
+
+
+@cache
+def required_grams(pattern: str) -> tuple[frozenset[str], ...]:
+    """Sets of which each must share something with a text's grams, else the pattern cannot match in it.
+
+    Asking them costs a hundredth of a search; nearly every rule is nearly always ruled out by them.
+    """
+    parser: Any = importlib.import_module("re._parser")
+    return tuple(_required(parser.parse(pattern, re.IGNORECASE)))
+
+
+def _required(tokens: Any) -> list[frozenset[str]]:
+    found: list[frozenset[str]] = []
+    run = ""
+    for name, argument in [*cast("list[tuple[Any, Any]]", list(tokens)), ("END", None)]:
+        if str(name) == "LITERAL":
+            run += chr(argument).lower()
+            continue
+        if len(run) >= 3:
+            found.append(frozenset((run[-3:],)))
+        run = ""
+        if str(name) == "SUBPATTERN":
+            found += _required(argument[-1])
+        elif str(name) in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and int(argument[0]) > 0:
+            found += _required(argument[2])
+        elif str(name) == "BRANCH":
+            branches = [_required(branch) for branch in argument[1]]
+            if all(branches):
+                found.append(frozenset(gram for one in branches for gram in min(one, key=len)))
+    return found
 
 
 def count_paths(pattern: str) -> int:

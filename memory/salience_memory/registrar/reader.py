@@ -3,8 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from salience_memory.registrar.patterns import clean_capture, fill_template
+from salience_memory.registrar.patterns import (
+    clean_capture,
+    fill_template,
+    make_finder,
+    read_grams,
+    required_grams,
+)
 from salience_memory.registrar.rules import IntentFilter, LifetimeFilter, Rule, RulePack, Trigger
 from salience_memory.registrar.turns import Role, Turn, split_sentences
 
@@ -81,6 +88,8 @@ class Reading:
     vague: tuple[Vague, ...]
     rest: tuple[str, ...]
     """Statements that no rule took."""
+    personal: tuple[str, ...]
+    """Those of them that speak of the speaker, and not of the moment only."""
 
     @property
     def triggers(self) -> frozenset[Trigger]:
@@ -106,31 +115,49 @@ def read_utterance(text: str, packs: Sequence[RulePack], turns: Sequence[Turn] =
     corrections: list[Correction] = []
     vague: list[Vague] = []
     rest: list[str] = []
+    personal: list[str] = []
     for sentence in split_sentences(text):
         before = len(findings) + len(corrections) + len(vague)
-        is_stated = False
+        is_stated = is_personal = False
         for pack in packs:
             if not pack.finds((pack.script,), sentence):
                 continue
-            if _is_correction(sentence, pack, turns):
-                corrections.append(_read_correction(sentence, pack))
-            if pack.finds(pack.vague, sentence.rstrip(".!。 ")):
-                vague.append(Vague(pack, sentence, False))
+            said = _drop_openers(sentence, pack)
+            if _is_correction(said, pack, turns):
+                corrections.append(_read_correction(said, pack))
+            if pack.finds(pack.vague, said.rstrip(".!。 ")):
+                vague.append(Vague(pack, said, False))
                 continue
-            findings += _apply_rules(sentence, pack)
-            is_stated = is_stated or not _refuses(pack, tuple(IntentFilter), sentence, len(sentence))
+            findings += _apply_rules(said, pack)
+            if not _refuses(pack, tuple(IntentFilter), sentence, len(sentence)):
+                is_stated = True
+                is_personal |= pack.finds(pack.personal, said) and not pack.finds(pack.transient, said)
         if is_stated and before == len(findings) + len(corrections) + len(vague):
             rest.append(sentence)
-    return Reading(tuple(findings), corrections[0] if corrections else None, tuple(vague), tuple(rest))
+            personal += [sentence] if is_personal else []
+    correction = corrections[0] if corrections else None
+    return Reading(tuple(findings), correction, tuple(vague), tuple(rest), tuple(personal))
+
+
+def _drop_openers(sentence: str, pack: RulePack) -> str:
+    """The sentence from its first word that says something."""
+    for pattern in pack.compiled(pack.openers):
+        if (match := pattern.match(sentence)) and match.end() < len(sentence):
+            return sentence[match.end() :]
+    return sentence
 
 
 def _apply_rules(sentence: str, pack: RulePack) -> list[Finding]:
     """What the rules find, in the order said; each part of the sentence is the first matching rule's."""
     taken: dict[tuple[int, int], Finding] = {}
+    moment = _Moment(pack, sentence)
     for rule in pack.rules:
         place = 0
-        while match := rule.compiled.search(sentence, place):
-            finding, end = _make_finding(match, rule, pack, sentence)
+        if any(grams.isdisjoint(moment.grams) for grams in required_grams(rule.pattern)):
+            continue
+        find = make_finder(rule.pattern)
+        while match := find(sentence, place):
+            finding, end = _make_finding(match, rule, moment)
             place = max(end, match.start() + 1)
             is_free = all(end <= start or stop <= match.start() for start, stop in taken)
             if finding and is_free and not _refuses(pack, rule.refused_intents, sentence, match.start()):
@@ -138,28 +165,61 @@ def _apply_rules(sentence: str, pack: RulePack) -> list[Finding]:
     return [finding for _, finding in sorted(taken.items(), key=lambda item: item[0])]
 
 
-def _make_finding(
-    match: re.Match[str], rule: Rule, pack: RulePack, sentence: str
-) -> tuple[Finding | None, int]:
+class _Moment:
+    """What a whole sentence tells of the time and the manner of all that it states; read when first asked."""
+
+    def __init__(self, pack: RulePack, sentence: str) -> None:
+        self.pack = pack
+        self.sentence = sentence
+        self.grams = read_grams(sentence)
+
+    @cached_property
+    def is_passing(self) -> bool:
+        return self.pack.finds(self.pack.transient, self.sentence)
+
+    @cached_property
+    def is_suspicious(self) -> bool:
+        return self.pack.finds(self.pack.suspicious, self.sentence)
+
+    @cached_property
+    def when(self) -> str | None:
+        found = (pattern.search(self.sentence) for pattern in self.pack.compiled(self.pack.when))
+        return next((match.group() for match in found if match), None)
+
+
+def _make_finding(match: re.Match[str], rule: Rule, moment: _Moment) -> tuple[Finding | None, int]:
     """What a match states, None for nothing, and where it ends without the fillers."""
+    pack = moment.pack
     captures, end = _clean(match, pack)
     said = [text for text in captures.values() if text]
-    is_passing = pack.finds(pack.transient, sentence)
-    if not said or (is_passing and rule.lifetime is LifetimeFilter.STABLE):
+    if not said or (rule.lifetime is LifetimeFilter.STABLE and moment.is_passing):
         return None, end
     vague = next(
         (
             Vague(pack, text, is_resolvable)
-            for is_resolvable, patterns in ((False, pack.vague), (True, pack.referents))
+            for is_resolvable, patterns in (
+                (False, pack.vague),
+                (False, pack.pointers),
+                (True, pack.referents),
+            )
             for text in said
             if pack.finds(patterns, text)
         ),
         None,
     )
-    times = [found.group() for pattern in pack.compiled(pack.when) if (found := pattern.search(sentence))]
-    suspicious = pack.finds(pack.suspicious, sentence)
-    when = times[0] if times else None
-    return Finding(rule, pack, sentence, captures, when, is_passing, suspicious, vague), end
+    return (
+        Finding(
+            rule,
+            pack,
+            moment.sentence,
+            captures,
+            moment.when,
+            moment.is_passing,
+            moment.is_suspicious,
+            vague,
+        ),
+        end,
+    )
 
 
 def _clean(match: re.Match[str], pack: RulePack) -> tuple[dict[str, str], int]:
@@ -177,8 +237,9 @@ def _clean(match: re.Match[str], pack: RulePack) -> tuple[dict[str, str], int]:
 def _refuses(pack: RulePack, intents: Sequence[IntentFilter], sentence: str, start: int) -> bool:
     """Whether what begins at `start` is none of the speaker's own statements."""
     for intent in intents:
-        # A question shows at its end, the others before what they turn into something else.
-        seen = sentence if intent is IntentFilter.QUESTION else sentence[:start]
+        # A question shows at its end and irony anywhere, the others before what they change.
+        is_whole = intent in (IntentFilter.QUESTION, IntentFilter.IRONIC)
+        seen = sentence if is_whole else sentence[:start]
         if pack.finds(pack.intents.get(intent, ()), seen):
             return True
         if intent is IntentFilter.QUOTED and _is_inside_quotes(seen):

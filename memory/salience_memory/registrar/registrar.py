@@ -52,7 +52,8 @@ class Registrar:
         Args:
             store: Where memories go.
             packs: Rules, asked in order; default, those shipped.
-            judge: Asked about what a rule finds doubtful; without one the user is.
+            judge: Asked about what a rule finds doubtful (without one the user is), and at once about
+                sentences in which users speak of themselves and that no rule takes (without one: silence).
             embed: Finds paraphrases of what is known; without it only differences of form are seen through.
             policy: When a preference is due to be asked about.
             clock: When a turn is observed that does not say when it was said.
@@ -107,6 +108,7 @@ class Registrar:
             outcomes += self._corrections.settle(reading.correction, ready, statement, turns)
         else:
             outcomes += [self._statements.settle(found, statement) for found in ready]
+        outcomes += self._judge_rest(reading.personal, statement)
         if turn.number is not None and turn.number % REVIEW_EVERY_TURNS == 0:
             outcomes += self.review(viewer, stated_ns, known=known)
         return outcomes
@@ -131,7 +133,6 @@ class Registrar:
         return outcomes
 
     def _review_rest(self, viewer: Viewer, known: Sequence[str]) -> list[Outcome]:
-        assert self._judge is not None
         assert viewer.session_id is not None
         outcomes: list[Outcome] = []
         contents = [*known, *(memory.content for memory in self._store.list(viewer, limit=_MOST_REVIEWED))]
@@ -142,10 +143,17 @@ class Registrar:
         ]
         for episode in said[-REVIEW_EVERY_TURNS:]:
             statement = Statement(viewer, episode.ns, f"episode:{episode.episode_id}")
-            for sentence in read_utterance(strip_known(episode.text, contents), self.packs).rest:
-                if self._judge(_ask_judge(self._pack_of(sentence), sentence)):
-                    outcomes.append(self._statements.declare_plainly(sentence, statement, Trigger.REVIEW))
+            rest = read_utterance(strip_known(episode.text, contents), self.packs).rest
+            outcomes += self._judge_rest(rest, statement)
         return outcomes
+
+    def _judge_rest(self, sentences: Sequence[str], statement: Statement) -> list[Outcome]:
+        """Declare, word for word, those sentences that a judge takes for lasting facts; none without one."""
+        return [
+            self._statements.declare_plainly(sentence, statement, Trigger.REVIEW)
+            for sentence in sentences
+            if self._judge is not None and self._judge(_ask_judge(self._pack_of(sentence), sentence))
+        ]
 
     def _explain(self, found: Finding, turns: Sequence[Turn]) -> Finding | Outcome:
         """The finding, certain and with nothing left open; or the question, or the judge's no."""

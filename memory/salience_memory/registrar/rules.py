@@ -20,7 +20,7 @@ from pydantic import (
 
 from salience_memory.errors import RulePackInvalid
 from salience_memory.records import MAX_SEMANTIC_WEIGHT, NEUTRAL_WEIGHT, MemoryType
-from salience_memory.registrar.patterns import compile_pattern, template_names
+from salience_memory.registrar.patterns import compile_pattern, make_finder, template_names
 from salience_memory.scopes import Scope
 
 __all__ = [
@@ -56,6 +56,7 @@ class IntentFilter(StrEnum):
     HYPOTHETICAL = "hypothetical"
     REPORTED = "reported"
     QUOTED = "quoted"
+    IRONIC = "ironic"
 
 
 class LifetimeFilter(StrEnum):
@@ -183,10 +184,19 @@ class RulePack(BaseModel):
         default_factory=dict[IntentFilter, tuple[Pattern, ...]]
     )
     transient: tuple[Pattern, ...] = ()
+    openers: tuple[Pattern, ...] = Field(
+        default=(), description="Words that open a sentence and say nothing."
+    )
+    personal: tuple[Pattern, ...] = Field(
+        default=(), description="A sentence about its speaker; where no rule takes it, a judge is asked."
+    )
     correction: CorrectionRules
     suspicious: tuple[Pattern, ...] = Field(default=(), description="Orders to the model, kept as data.")
     referents: tuple[Pattern, ...] = Field(description="A capture that one thing said before may explain.")
     vague: tuple[Pattern, ...] = Field(description="A capture or a sentence that only the user can explain.")
+    pointers: tuple[Pattern, ...] = Field(
+        default=(), description="Words within a capture that only the user can explain."
+    )
     mentions: tuple[Pattern, ...] = Field(
         default=(), description="Things named in earlier turns; group `name`."
     )
@@ -209,7 +219,7 @@ class RulePack(BaseModel):
 
     def finds(self, patterns: tuple[str, ...], text: str) -> bool:
         """Whether any of the patterns occurs in the text."""
-        return any(_compile(pattern).search(text) for pattern in patterns)
+        return any(make_finder(pattern)(text) for pattern in patterns)
 
 
 @cache

@@ -14,7 +14,7 @@ from jsonschema.validators import extend, validator_for
 from salience_kernels import contains_banned
 from salience_models.constraints.engine import is_accepted
 from salience_models.constraints.events import Violation
-from salience_models.constraints.json_schema import decoded_strings, schema_grammar
+from salience_models.constraints.json_schema import decoded_strings, schema_grammar, with_explicit_patterns
 from salience_models.constraints.lark_source import LarkSource
 from salience_models.constraints.patterns import ForbiddenPattern, compile_python
 from salience_models.constraints.rule import Rule, RuleKind
@@ -78,7 +78,7 @@ def _forbidden_pattern(rule: Rule, text: str, strings: Sequence[str], prompt_tai
     assert rule.forbid_regex is not None
     pattern = ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
     for part in (text, *strings):
-        match = pattern.find(part)
+        match = pattern.find(part, is_whole=part is text)
         if match is not None:
             return f"holds {match.group()!r}, which matches {rule.forbid_regex!r}"
     return ""
@@ -101,8 +101,9 @@ def _schema(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> 
         value = _read_json(text)
     except ValueError as error:
         return f"is not JSON: {error}"
-    base = validator_for(rule.json_schema, default=Draft202012Validator)
-    validator = extend(base, {"multipleOf": _multiple_of})(rule.json_schema, format_checker=_FORMATS)
+    schema = with_explicit_patterns(rule.json_schema)
+    base = validator_for(schema, default=Draft202012Validator)
+    validator = extend(base, {"multipleOf": _multiple_of})(schema, format_checker=_FORMATS)
     error = next(iter(validator.iter_errors(value)), None)
     return "" if error is None else f"breaks the schema at {error.json_path}: {error.message}"
 

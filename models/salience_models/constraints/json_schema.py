@@ -13,7 +13,17 @@ from typing import Any
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 
-__all__ = ["ALL_ESCAPES", "check_schema", "decoded_strings", "schema_grammar", "without_banned"]
+from salience_models.constraints.pattern_syntax import explicit_classes
+from salience_models.constraints.patterns import compile_python
+
+__all__ = [
+    "ALL_ESCAPES",
+    "check_schema",
+    "decoded_strings",
+    "schema_grammar",
+    "with_explicit_patterns",
+    "without_banned",
+]
 
 ALL_ESCAPES = 'nrbtf\\"'
 """Letters that may follow a backslash in a string of an answer."""
@@ -119,6 +129,13 @@ def _check(schema: Any, name: str, *, is_root: bool, has_siblings_of_ref: bool) 
         raise ValueError(
             f"{name}.minProperties cannot be enforced beyond the required ones: a repeated key counts twice"
         )
+    patterns = [("pattern", schema["pattern"])] if "pattern" in schema else []
+    for keyword, pattern in (
+        *patterns,
+        *(("patternProperties", p) for p in schema.get("patternProperties", ())),
+    ):
+        compile_python(pattern, f"{name}.{keyword}")
+        explicit_classes(pattern, f"{name}.{keyword}")
     for key in (*schema.get("properties", ()), *schema.get("required", ())):
         if any(char in '"\\' or char < " " or char == "\x7f" for char in key):
             raise ValueError(f"{name}.properties must have names that need no escapes, got {key!r}")
@@ -154,8 +171,25 @@ def schema_grammar(
         options["whitespace_pattern"] = rf"[ \n\r\t]{{1,{max_whitespace}}}"
     else:
         options["whitespace_flexible"] = False
-    body = _rewritten(schema)
+    body = _rewritten(with_explicit_patterns(schema))
     return f"%json {json.dumps({'x-guidance': options} | (body if body is not False else {'enum': []}))}"
+
+
+def with_explicit_patterns(schema: Any) -> Any:
+    """The same schema with its patterns' classes spelled out: the check reads them as the mask does."""
+
+    def rewrite(part: dict[str, Any]) -> dict[str, Any]:
+        if "pattern" in part:
+            part = part | {"pattern": explicit_classes(part["pattern"], "pattern", is_ascii=True)}
+        if "patternProperties" in part:
+            explicit = {
+                explicit_classes(key, "patternProperties", is_ascii=True): value
+                for key, value in part["patternProperties"].items()
+            }
+            part = part | {"patternProperties": explicit}
+        return part
+
+    return _map_schemas(schema, rewrite)
 
 
 def _rewritten(schema: Any) -> Any:

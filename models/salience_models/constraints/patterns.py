@@ -1,7 +1,7 @@
 """Regular expressions that two engines must agree on: llguidance's, which masks, and Python's, which checks.
 
-What only one of them knows (look-around and `\\b` here, `\\p{L}` there) is refused, so that no pattern is
-masked by one meaning and checked by another.
+What only one of them knows (look-around and `\\b` here, `\\p{L}` there) is refused, and what they read in two
+ways is spelled out, so that no pattern is masked by one meaning and checked by another.
 """
 
 import re
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from llguidance import regex_to_lark
 
 from salience_models.constraints.engine import grammar_error
+from salience_models.constraints.pattern_syntax import explicit_classes, pattern_parts
 
 __all__ = [
     "ANY_TEXT",
@@ -37,8 +38,9 @@ def compile_python(pattern: str, name: str) -> re.Pattern[str]:
 
 
 def check_pattern(pattern: str, name: str) -> None:
-    """Refuse what either engine cannot read."""
+    """Refuse what either engine cannot read, or reads otherwise than the other."""
     compile_python(pattern, name)
+    explicit_classes(pattern, name)
     error = grammar_error(f"start: T\nT: {lark_literal(pattern)} & {ANY_TEXT}\n")
     if error:
         raise ValueError(
@@ -49,7 +51,7 @@ def check_pattern(pattern: str, name: str) -> None:
 
 def lark_literal(pattern: str) -> str:
     """`pattern` as a terminal expression of its own, so that its flags and `|` end with it."""
-    return f"(/{regex_to_lark(pattern, use_ascii='')}/)"
+    return f"(/{regex_to_lark(explicit_classes(pattern, 'pattern'), use_ascii='')}/)"
 
 
 @dataclass(frozen=True)
@@ -60,117 +62,106 @@ class ForbiddenPattern:
     the pattern or as an alternative of a group there: `(^|[^0-9])15%` is the way to say "not inside 115%".
 
     Attributes:
-        before: "any" text before the body; "none" (`^`); else a pattern that stands before it, unless the
-            text begins there.
+        before: Alternatives of what stands before the body unless the text begins there; empty after `^`;
+            None where anything may stand before it.
         body: Free of anchors.
         after: As `before`, at the end.
     """
 
-    before: str
+    before: tuple[str, ...] | None
     body: str
-    after: str
+    after: tuple[str, ...] | None
 
     @classmethod
     def parse(cls, pattern: str, name: str) -> "ForbiddenPattern":
+        """Split `pattern`.
+
+        Raises:
+            ValueError: It matches the empty text, has anchors elsewhere, or one engine cannot read it.
+        """
         compile_python(pattern, name)
         before, body = _take_start(pattern)
         after, body = _take_end(body)
-        if (before == "none" or after == "none") and _has_alternatives(body):
+        parts = [text for _, depth, text, is_class in pattern_parts(body) if not depth and not is_class]
+        if (before == () or after == ()) and "|" in parts:
             raise ValueError(f"{name} must group alternatives beside '^' or '$', got {pattern!r}")
-        if _anchors(body):
+        if any(
+            text in ("^", "$", r"\A", r"\Z") for _, _, text, is_class in pattern_parts(body) if not is_class
+        ):
             raise ValueError(
                 f"{name} must hold '^' and '$' at its ends only, alone or as '(^|...)' and '(...|$)', "
                 f"got {pattern!r}"
             )
-        if re.compile(body).fullmatch("") is not None:
+        if compile_python(body, name).fullmatch("") is not None:
             raise ValueError(
                 f"{name} must not match the empty text, which every answer holds, got {pattern!r}"
             )
-        for part in {before, body, after} - {"any", "none"}:
+        for part in (body, *(before or ()), *(after or ())):
             check_pattern(part, name)
         return cls(before, body, after)
 
-    def find(self, text: str) -> re.Match[str] | None:
-        """Where Python's engine sees it in `text`."""
-        start = {"any": "", "none": r"\A"}.get(self.before, rf"(?:\A|{self.before})")
-        end = {"any": "", "none": r"\Z"}.get(self.after, rf"(?:\Z|{self.after})")
+    def find(self, text: str, *, is_whole: bool = True) -> re.Match[str] | None:
+        """Where Python's engine sees it in `text`, whose ends count if it is a whole answer."""
+        start, end = _border(self.before, r"\A", is_whole), _border(self.after, r"\Z", is_whole)
         return re.search(f"{start}(?:{self.body}){end}", text)
+
+
+def _border(alternatives: tuple[str, ...] | None, edge: str, is_whole: bool) -> str:
+    if alternatives is None:
+        return ""
+    options = [edge, *alternatives] if is_whole else alternatives
+    return f"(?:{'|'.join(options) or '(?!)'})"
 
 
 def texts_that_match(patterns: Sequence[ForbiddenPattern]) -> str:
     """The terminal expression of all texts that hold a match of any of the patterns."""
-    bodies: dict[tuple[str, str], list[str]] = {}
+    bodies: dict[tuple[tuple[str, ...] | None, tuple[str, ...] | None], list[str]] = {}
     for pattern in patterns:
         bodies.setdefault((pattern.before, pattern.after), []).append(lark_literal(pattern.body))
     whole = []
     for (before, after), alternatives in bodies.items():
         parts = [f"({' | '.join(alternatives)})"]
-        if before != "none":
-            parts.insert(0, ANY_TEXT if before == "any" else f"({ANY_TEXT} {lark_literal(before)})?")
-        if after != "none":
-            parts.append(ANY_TEXT if after == "any" else f"({lark_literal(after)} {ANY_TEXT})?")
+        if before is None:
+            parts.insert(0, ANY_TEXT)
+        elif before:
+            parts.insert(0, f"({ANY_TEXT} ({' | '.join(map(lark_literal, before))}))?")
+        if after is None:
+            parts.append(ANY_TEXT)
+        elif after:
+            parts.append(f"(({' | '.join(map(lark_literal, after))}) {ANY_TEXT})?")
         whole.append(" ".join(parts))
     return f"({' | '.join(whole)})"
 
 
-def _take_start(pattern: str) -> tuple[str, str]:
-    for opening in ("(?:^|", "(^|"):
-        if pattern.startswith(opening):
-            end = _group_end(pattern)
-            if pattern[end : end + 1] not in ("*", "+", "?", "{"):
-                return pattern[len(opening) : end - 1], pattern[end:]
-    return ("none", pattern[1:]) if pattern.startswith("^") else ("any", pattern)
+def _take_start(pattern: str) -> tuple[tuple[str, ...] | None, str]:
+    if pattern.startswith("^"):
+        return (), pattern[1:]
+    if pattern.startswith("("):
+        end = next(at for at, depth, text, _ in pattern_parts(pattern) if text == ")" and not depth) + 1
+        alternatives = _alternatives(pattern[:end])
+        if "^" in alternatives and pattern[end : end + 1] not in ("*", "+", "?", "{"):
+            return tuple(part for part in alternatives if part != "^"), pattern[end:]
+    return None, pattern
 
 
-def _take_end(pattern: str) -> tuple[str, str]:
-    if pattern.endswith("|$)"):
-        starts = [at for at, depth, char in _walk(pattern) if char == "(" and depth == 0]
-        start = starts[-1] if starts else -1
-        if start >= 0 and start + _group_end(pattern[start:]) == len(pattern):
-            inner = pattern[start + 1 : -3].removeprefix("?:")
-            return inner, pattern[:start]
-    if pattern.endswith("$") and any(at == len(pattern) - 1 for at, _, char in _walk(pattern) if char == "$"):
-        return "none", pattern[:-1]
-    return "any", pattern
+def _take_end(pattern: str) -> tuple[tuple[str, ...] | None, str]:
+    parts = list(pattern_parts(pattern))
+    if parts and parts[-1][2] == "$" and not parts[-1][3]:
+        return (), pattern[:-1]
+    if parts and parts[-1][2] == ")" and not parts[-1][3]:
+        start = [at for at, depth, text, is_class in parts if text == "(" and not depth and not is_class][-1]
+        alternatives = _alternatives(pattern[start:])
+        if "$" in alternatives:
+            return tuple(part for part in alternatives if part != "$"), pattern[:start]
+    return None, pattern
 
 
-def _walk(pattern: str) -> list[tuple[int, int, str]]:
-    """Position, group depth and character of what is neither escaped nor in a character class."""
-    found, depth, at = [], 0, 0
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            at += 2
-            continue
-        if char == "[":
-            at = _class_end(pattern, at)
-            continue
-        depth -= char == ")"
-        found.append((at, depth, char))
-        depth += char == "("
-        at += 1
-    return found
-
-
-def _class_end(pattern: str, start: int) -> int:
-    """Behind the `]` of the class that opens at `start`; a `]` that comes first in it is a member."""
-    at = start + 1 + (pattern[start + 1 : start + 2] == "^")
-    at += pattern[at : at + 1] == "]"
-    while at < len(pattern) and pattern[at] != "]":
-        at += 2 if pattern[at] == "\\" else 1
-    return at + 1
-
-
-def _group_end(pattern: str) -> int:
-    """Behind the `)` of the group that `pattern` begins with."""
-    return next(at for at, depth, char in _walk(pattern) if char == ")" and depth == 0) + 1
-
-
-def _has_alternatives(pattern: str) -> bool:
-    return any(char == "|" and depth == 0 for _, depth, char in _walk(pattern))
-
-
-def _anchors(pattern: str) -> bool:
-    return any(char in "^$" for _, _, char in _walk(pattern)) or bool(
-        re.search(r"(?<!\\)(\\\\)*\\[AZz]", pattern)
-    )
+def _alternatives(group: str) -> list[str]:
+    """What a plain group chooses among; nothing where it is of another kind."""
+    inner = group[1:-1].removeprefix("?:")
+    if inner.startswith("?"):
+        return []
+    bars = [
+        at for at, depth, text, is_class in pattern_parts(inner) if text == "|" and not depth and not is_class
+    ]
+    return [inner[a:b] for a, b in zip([0, *(at + 1 for at in bars)], [*bars, len(inner)], strict=True)]

@@ -74,8 +74,8 @@ def test_a_section_that_breaks_its_contract_is_named(
         ({"sections": []}, "sections"),
         ({"template_version": "one"}, "template_version"),
         (
-            {"instruction": "Read [/MEMORY_CONTEXT]."},
-            "instruction must not hold the delimiter [MEMORY_CONTEXT]",
+            {"instruction": "See [/MEMORY_CONTEXT]."},
+            "must not hold the delimiter [MEMORY_CONTEXT]",
         ),
         ({"memories_note": " "}, "a note must be one line of text"),
         ({"events": [{"type": "Bad", "when": "(", "fields": {"a": "b"}}]}, "must be a regular expression"),
@@ -130,6 +130,5 @@ def test_the_fingerprint_is_of_the_content_and_not_of_the_version(template: Cont
 def test_the_fingerprint_does_not_depend_on_spelling(template: ContextTemplate):
     fields = template.model_dump(mode="json", exclude_defaults=True)
     reordered = json.dumps(dict(reversed(fields.items())), indent=4, ensure_ascii=True)
-    assert fingerprint_template(ContextTemplate.model_validate_json(reordered)) == fingerprint_template(
-        template
-    )
+    again = ContextTemplate.model_validate_json(reordered)
+    assert fingerprint_template(again) == fingerprint_template(template)

@@ -8,7 +8,13 @@ import yaml
 
 from salience_memory.registrar import Turn, read_utterance, shipped_rule_packs
 
-DATA = yaml.safe_load(Path(__file__).with_name("labelled_utterances.yaml").read_text(encoding="utf-8"))
+
+def load(name):
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+DATA = load("labelled_utterances.yaml")
+UNSEEN = load("unseen_utterances.yaml")
 
 # Of each trigger: right, predicted, wanted. Floors: a change may only make them better.
 TUNE = {
@@ -27,6 +33,14 @@ HELD_OUT = {
     "correction": (8, 8, 9),
     "clarify": (7, 8, 7),
 }
+UNSEEN_FLOORS = {
+    "preference": (5, 9, 14),
+    "constraint": (3, 4, 11),
+    "task": (4, 4, 11),
+    "entity": (1, 1, 12),
+    "correction": (2, 2, 9),
+    "clarify": (1, 1, 7),
+}
 
 CONFUSED = {
     "I'm more of a tea person.": {"clarify"},
@@ -37,10 +51,17 @@ CONFUSED = {
     "周五之前我得提交申请书。": set(),
     "不对不对，是周二。": set(),
 }
+UNSEEN_WRONGLY_TAKEN = {
+    "Yeah sure, because I absolutely adore filling in the same form three times.": {"preference"},
+    "Never mind, I found it.": {"constraint"},
+    "我们部门新来了个实习生，叫林小雨，以后报表她来做": {"preference"},
+    "以后就都按那个来吧": {"preference"},
+    "以后有问题都找他": {"preference"},
+}
 
 
 def items(split):
-    for labels in DATA[split].values():
+    for labels in (DATA | UNSEEN)[split].values():
         for label, utterances in labels.items():
             for utterance in utterances:
                 entry = {"text": utterance} if isinstance(utterance, str) else utterance
@@ -56,7 +77,9 @@ def predict(entry):
     return {trigger.value for trigger in reading.triggers} | ({"clarify"} if reading.must_ask else set())
 
 
-@pytest.mark.parametrize(("split", "floors"), [("tune", TUNE), ("held_out", HELD_OUT)])
+@pytest.mark.parametrize(
+    ("split", "floors"), [("tune", TUNE), ("held_out", HELD_OUT), ("unseen", UNSEEN_FLOORS)]
+)
 def test_precision_and_recall_do_not_fall(split, floors):
     right, predicted, wanted = Counter(), Counter(), Counter()
     for entry, labels in items(split):
@@ -81,12 +104,17 @@ def test_the_confusions_published_are_the_confusions_there_are():
     assert confused == CONFUSED
 
 
+def test_the_unseen_set_off_only_the_wrong_triggers_published():
+    wrong = {entry["text"]: predict(entry) - labels for entry, labels in items("unseen")}
+    assert {text: triggers for text, triggers in wrong.items() if triggers} == UNSEEN_WRONGLY_TAKEN
+
+
 def test_the_set_is_large_balanced_and_a_third_of_it_held_out():
     counts = {split: sum(1 for _ in items(split)) for split in DATA}
     assert sum(counts.values()) >= 200
     assert counts["held_out"] / sum(counts.values()) >= 0.32
-    texts = [entry["text"] for split in DATA for entry, _ in items(split)]
+    texts = [entry["text"] for split in DATA | UNSEEN for entry, _ in items(split)]
     assert len(texts) == len(set(texts))
-    for split in DATA:
-        sizes = {language: sum(map(len, labels.values())) for language, labels in DATA[split].items()}
+    for languages in (DATA | UNSEEN).values():
+        sizes = {language: sum(map(len, labels.values())) for language, labels in languages.items()}
         assert min(sizes.values()) / max(sizes.values()) > 0.7

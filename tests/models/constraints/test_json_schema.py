@@ -167,10 +167,10 @@ def test_emoji_and_every_character_can_be_written_in_a_string(
 def test_random_walks_through_random_schemas_are_valid(
     constrain: Constrain, wander: Callable[..., Any]
 ) -> None:
-    """At least 250 answers to 120 schemas of all keywords, each as jsonschema sees it too."""
+    """At least 170 answers to 80 schemas of all keywords, each as jsonschema sees it too."""
     draw = random.Random(3)
     n_answers, n_schemas = 0, 0
-    while n_schemas < 120:
+    while n_schemas < 80:
         schema = random_schema(draw, draw.randint(0, 2))
         try:
             constraint = constrain({"json_schema": schema})
@@ -182,7 +182,7 @@ def test_random_walks_through_random_schemas_are_valid(
             if text is not None:
                 n_answers += 1
                 assert find_violations(text.decode(), constraint.rules) == (), schema
-    assert n_answers >= 250
+    assert n_answers >= 170
 
 
 def random_schema(draw: random.Random, depth: int) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def test_mask_lets_through_what_each_byte_of_a_token_may_follow(
     by_byte = Vocabulary.from_bytes([*(bytes([b]) for b in range(256)), None], eos_token_ids=[256])
     constraint, reference = constrain(*rules), constrain(*rules, over=by_byte)
     ends, draw, n_pairs = set(vocabulary.eos_token_ids), random.Random(0), 0
-    for _ in range(4):
+    for _ in range(3):
         state, bytewise = constraint.start(), reference.start()
-        for _ in range(12):
+        for _ in range(8):
             allowed = allowed_ids(state.mask(), vocabulary.n_vocab)
             assert (ends <= allowed) == state.is_accepting == bytewise.is_accepting
             assert ends <= allowed or not ends & allowed
