@@ -1,33 +1,53 @@
-"""Arms: one interface from weights to an edited prompt, a bias plan, or both."""
+"""Arms: one interface from an item and its weights to an edited prompt, a bias plan, a constraint."""
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
 
 from salience_experiments.errors import SpecError
-from salience_experiments.prompt_edits import PromptEdit, resolve_prompt_edit
+from salience_experiments.prompt_edits import PROMPT_RULE, PromptEdit, resolve_prompt_edit
 from salience_experiments.tasks.base import Item, Layout, plain_layout
 from salience_models import (
     BiasPlan,
     BlockSpan,
+    LanguageModel,
     Phase,
     QueryScope,
     Steering,
     SteeringMethod,
+    TokenConstraint,
     TokenSpan,
     plan_from_weights,
 )
+from salience_models.constraints import Rule, compile_rules
+from salience_models.constraints.token_sequence_ban import ban_token_sequences
 
-__all__ = ["Arm", "ArmName", "EditArm", "SteeringArm", "build_arm"]
+__all__ = [
+    "Arm",
+    "ArmName",
+    "ConstraintMaskArm",
+    "EditArm",
+    "PromptRuleArm",
+    "SteeringArm",
+    "TokenSequenceBanArm",
+    "build_arm",
+]
 
 
 class ArmName(StrEnum):
     """Built-in arms that are neither a prompt edit nor a steering method."""
 
     NONE = "none"
+    PROMPT_RULE = PROMPT_RULE
+    """The item's rule, asked for in words."""
+    TOKEN_SEQUENCE_BAN = "token_sequence_ban"
+    """The stock processor for bad words."""
+    CONSTRAINT_MASK = "constraint_mask"
+    """The item's rule as an exact mask."""
 
 
 class Arm:
@@ -35,6 +55,9 @@ class Arm:
 
     The constructor takes the spec's `params` as keyword arguments.
     """
+
+    needs_rule = False
+    """Whether it can only be run on items that have a rule and draw their answers."""
 
     def layout(self, item: Item, weights: Mapping[str, float]) -> Layout:
         """How to lay the item's blocks out, given semantic weights by block name."""
@@ -46,6 +69,10 @@ class Arm:
         """The plan for the blocks' token spans; a span that asks for nothing is measured all the same."""
         neutral = tuple(BlockSpan(name=s.name, start=s.start, end=s.end) for s in spans)
         return BiasPlan(spans=neutral, question_start=question_start)
+
+    def constraint(self, lm: LanguageModel, item: Item) -> TokenConstraint | None:
+        """What masks the item's answer."""
+        return None
 
 
 class EditArm(Arm):
@@ -84,6 +111,47 @@ class SteeringArm(Arm):
         return plan_from_weights(spans, weights, self.steering, n_layers, question_start)
 
 
+class PromptRuleArm(Arm):
+    """The rule in words, and nothing that would enforce it."""
+
+    needs_rule = True
+
+    def layout(self, item: Item, weights: Mapping[str, float]) -> Layout:
+        return replace(plain_layout(item), states_rule=True)
+
+
+class TokenSequenceBanArm(Arm):
+    """`NoBadWordsLogitsProcessor` over the usual encodings of the rule's phrases."""
+
+    needs_rule = True
+
+    def constraint(self, lm: LanguageModel, item: Item) -> TokenConstraint:
+        assert lm.tokenizer is not None
+        return ban_token_sequences(_rule(item), lm.tokenizer, lm.vocabulary)
+
+
+class ConstraintMaskArm(Arm):
+    """The rule as the harness enforces it."""
+
+    needs_rule = True
+
+    def constraint(self, lm: LanguageModel, item: Item) -> TokenConstraint:
+        return compile_rules([_rule(item)], lm.vocabulary)
+
+
+def _rule(item: Item) -> Rule:
+    assert item.rule is not None
+    return Rule(rule_id="rule", **item.rule)
+
+
+_PLAIN_ARMS: dict[str, type[Arm]] = {
+    ArmName.NONE: Arm,
+    ArmName.PROMPT_RULE: PromptRuleArm,
+    ArmName.TOKEN_SEQUENCE_BAN: TokenSequenceBanArm,
+    ArmName.CONSTRAINT_MASK: ConstraintMaskArm,
+}
+
+
 def build_arm(name: str, params: Mapping[str, Any]) -> Arm:
     """The arm called `name`.
 
@@ -91,8 +159,8 @@ def build_arm(name: str, params: Mapping[str, Any]) -> Arm:
         SpecError: No such arm, or parameters that it does not take.
     """
     try:
-        if name == ArmName.NONE:
-            return _without_params(name, params, Arm())
+        if name in _PLAIN_ARMS:
+            return _without_params(name, params, _PLAIN_ARMS[name]())
         if name in list(PromptEdit):
             return _without_params(name, params, EditArm(name))
         if name in list(SteeringMethod):
@@ -104,7 +172,7 @@ def build_arm(name: str, params: Mapping[str, Any]) -> Arm:
         raise SpecError(f"arm {name!r}: {problems}") from error
     except TypeError as error:
         raise SpecError(f"arm {name!r} does not take these params: {error}") from error
-    known = [*ArmName, *PromptEdit, *SteeringMethod]
+    known = [ArmName.NONE, *PromptEdit, *list(ArmName)[1:], *SteeringMethod]
     raise SpecError(f"arm must be one of {', '.join(known)} or package.module:Class, got {name!r}")
 
 

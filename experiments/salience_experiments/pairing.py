@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from salience_experiments.errors import TrialsError, UnequalSets
-from salience_experiments.prompt_edits import PromptEdit
+from salience_experiments.prompt_edits import PROMPT_RULE, PromptEdit
 from salience_experiments.spec import ArmSpec
 from salience_experiments.statistics import Floats
 from salience_experiments.tasks import POSITIONS
@@ -181,7 +181,7 @@ def arm_names(spec: Mapping[str, Any]) -> dict[str, str]:
 
 def edits_prompt(arm: str) -> bool:
     """Whether an arm of this name may change the prompt: a prompt edit, or one from a user's own module."""
-    return arm in list(PromptEdit) or ":" in arm
+    return arm in (*PromptEdit, PROMPT_RULE) or ":" in arm
 
 
 def baseline_name(spec: Mapping[str, Any]) -> str:

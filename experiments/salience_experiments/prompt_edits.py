@@ -11,6 +11,8 @@ from enum import StrEnum
 from salience_experiments.tasks.base import Item, Layout, plain_layout
 
 NEUTRAL_WEIGHT = 0.5
+PROMPT_RULE = "prompt_rule"
+"""The arm that writes the item's rule into the prompt: it needs a rule where the edits below need blocks."""
 
 
 class PromptEdit(StrEnum):

@@ -84,6 +84,7 @@ def run_spec(
     chosen = _split_indices(spec, items[spec.positions[0]])
     limit = options.limit if options.limit is not None and options.limit < len(chosen) else None
     indices = _part(chosen[:limit], options.shard)
+    _check_rules(spec, task, arms, items[spec.positions[0]][chosen[0]])
     run_dir = run_directory(spec, options)
     keys = {
         TrialKey(items[position][index].item_id, position, cell.label)
@@ -127,6 +128,17 @@ def _split_indices(spec: ExperimentSpec, items: Sequence[Item]) -> list[int]:
             f"split {spec.split!r} must hold at least one item, got none of the task's {len(items)}"
         )
     return chosen
+
+
+def _check_rules(
+    spec: ExperimentSpec, task: Task, arms: Sequence[tuple[ArmCell, Arm]], item: Item
+) -> None:
+    """Refuse arms and settings that this task's items, which are all of one kind, cannot be run with."""
+    if item.draw is not None and spec.max_new_tokens == 0:
+        raise SpecError(f"max_new_tokens must be at least 1 for task {task.name!r}, which draws answers, got 0")
+    for cell, arm in arms:
+        if arm.needs_rule and (item.rule is None or item.draw is None):
+            raise SpecError(f"arm {cell.label!r} needs a task whose answers a rule binds, got {task.name!r}")
 
 
 def _part(indices: list[int], shard: Shard | None) -> list[int]:
@@ -282,7 +294,7 @@ class _Experiment:
 
     def _trial(self, outcome: Outcome) -> Trial:
         trial, item = outcome.trial, outcome.trial.item
-        receipt = outcome.score.receipt
+        receipt = outcome.receipt
         params = {
             **{name: list(v) if isinstance(v, tuple) else v for name, v in trial.cell.params.items()},
             "split": split_of(item),
@@ -290,7 +302,9 @@ class _Experiment:
             "question": item.question,
             "weights": "none",
         }
-        if trial.cell.arm != ArmName.NONE:
+        if outcome.answer_tokens is not None:
+            params["answer_tokens"] = outcome.answer_tokens
+        if trial.cell.arm != ArmName.NONE and item.blocks:
             params |= {
                 "weights": str(trial.cell.weights),
                 "weighted_blocks": sorted(trial.weights),
@@ -305,7 +319,8 @@ class _Experiment:
             prompt_tokens=len(trial.request.token_ids),
             answer=outcome.answer,
             metric=None if outcome.answer is None else self._task.score(item, outcome.answer),
-            gold_logprob=outcome.score.mean_logprob,
+            value=outcome.answer_logprob,
+            gold_logprob=outcome.gold_logprob,
             receipt=_brief_receipt(receipt.summary(), item, trial.weights) if self._spec.receipts else None,
             impl="+".join(receipt.impls),
             wall_s=outcome.wall_s,

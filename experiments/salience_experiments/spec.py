@@ -134,7 +134,8 @@ class ExperimentSpec(_Strict):
     seed: int = 0
     split: Literal["dev", "test", "all"] = "all"
     weighting: WeightSpec = WeightSpec()
-    metric: Literal["accuracy", "gold_logprob"] = "accuracy"
+    metric: Literal["accuracy", "rule_kept", "gold_logprob"] = "accuracy"
+    """What arms are judged by; `rule_kept` is the task's score where that says whether a rule was kept."""
     baseline: str = "none"
     contrasts: tuple[tuple[str, str], ...] = ()
     logprob_margin_nats: float | None = Field(default=None, gt=0)

@@ -12,6 +12,7 @@ from pydantic import ValidationError, validate_call
 from salience_experiments.data import find_data_file
 from salience_experiments.errors import DataFormatError, SpecError
 from salience_experiments.tasks.base import Task
+from salience_experiments.tasks.constraint import constraint_generated
 from salience_experiments.tasks.kv import kv_from_file, kv_generated
 from salience_experiments.tasks.neutral import neutral_from_oracle
 from salience_experiments.tasks.qa import qa_from_file, qa_from_oracle
@@ -32,8 +33,14 @@ class TaskName(StrEnum):
     SYNTHWIKI = "synthwiki"
     NEUTRAL = "neutral"
     """Perplexity of a passage after unrelated documents; `metric: gold_logprob`, `positions: [unrelated]`."""
+    CONSTRAINT = "constraint"
+    """Drawn answers that a hard rule binds; `metric: rule_kept`, `positions: [unplaced]`."""
 
 
+_GENERATED: dict[TaskName, Callable[..., Task]] = {
+    TaskName.KV: kv_generated,
+    TaskName.CONSTRAINT: constraint_generated,
+}
 _FROM_FILE: dict[TaskName, Callable[..., Task]] = {
     TaskName.KV: kv_from_file,
     TaskName.QA: qa_from_file,
@@ -58,12 +65,13 @@ def build_task(
         raise SpecError(f"task.name must be one of {', '.join(TaskName)}, got {name!r}")
     given = dict(params)
     file = given.pop("file", None)
-    make: Callable[..., Task] = (
-        kv_generated if name == TaskName.KV and file is None else _FROM_FILE[TaskName(name)]
-    )
+    tables = (_FROM_FILE, _GENERATED) if file is not None else (_GENERATED, _FROM_FILE)
+    make = next(table[TaskName(name)] for table in tables if name in table)
+    is_generated = make in _GENERATED.values()
     accepted = inspect.signature(make).parameters
-    takes = ["file", *(key for key in accepted if key not in ("path", "positions"))]
-    for key in given:
+    takes = ["file"] * (name in _FROM_FILE)
+    takes += [key for key in accepted if key not in ("path", "positions")]
+    for key in params:
         if key not in takes:
             raise SpecError(
                 f"task.params.{key} is not a parameter of task {name!r}; it takes {', '.join(takes)}"
@@ -71,7 +79,7 @@ def build_task(
     if "seed" in accepted:
         given.setdefault("seed", seed)
     arguments = []
-    if make is not kv_generated:
+    if not is_generated:
         if file is None:
             raise SpecError(f"task.params.file must name the data file of task {name!r}, got none")
         arguments.append(find_data_file(str(file), data_dir))

@@ -1,31 +1,33 @@
 """From items and arms to model calls: encoding, and the two cost shortcuts the runner lives on.
 
 The blocks before the first steered token are computed once and shared by all arms and positions
-of an item, and a gold answer is verified as a draft in one pass. `tests/experiments/test_runner.py`
+of an item, and a gold answer is verified as a draft in one pass. Answers that the item has drawn are generated
+outright. `tests/experiments/test_runner.py`
 holds both equal to the naive loop.
 """
 
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from salience_experiments.arms import Arm
 from salience_experiments.spec import ArmCell
 from salience_experiments.tasks.base import QUESTION_SPAN, Item, RenderedPrompt, Task
 from salience_models import (
     BiasPlan,
-    DraftedAnswer,
     EncodedPrompt,
     LanguageModel,
     Message,
+    Receipt,
     Request,
     RowCache,
-    Score,
+    Sampling,
     TextSpan,
     answer_with_draft,
     encode_chat,
     encode_text,
+    generate,
     score,
 )
 
@@ -56,12 +58,23 @@ class PreparedTrial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the model did with one trial. `wall_s` is the trial's part of its batch's time."""
+    """What the model did with one trial.
+
+    Attributes:
+        gold_logprob: Mean of the gold answer's tokens; None where the item has none.
+        answer_logprob: Of a drawn answer, the mean of its tokens (the end token too) under the model's own
+            distribution, before any mask or temperature.
+        answer_tokens: How many those are.
+        wall_s: The trial's part of its batch's time.
+    """
 
     trial: PreparedTrial
     answer: str | None
-    score: Score
-    wall_s: float
+    receipt: Receipt
+    gold_logprob: float | None = None
+    answer_logprob: float | None = None
+    answer_tokens: int | None = None
+    wall_s: float = 0.0
 
 
 def prepare_trial(
@@ -75,7 +88,7 @@ def prepare_trial(
     question_start = max(question.start, blocks[-1].end) if blocks else question.start
     plan = arm.plan(blocks, shown, lm.info.n_layers, question_start)
     digest = hashlib.sha256(",".join(map(str, prompt.token_ids)).encode()).hexdigest()
-    request = Request(prompt.token_ids, plan)
+    request = Request(prompt.token_ids, plan, arm.constraint(lm, item))
     return PreparedTrial(item, cell, weights, request, draft_tokens(lm, item), digest)
 
 
@@ -121,8 +134,8 @@ def run_trials(
         trials = [trial for trial, _ in batch]
         results = _run_batch(lm, task, trials, [row for _, row in batch], max_new_tokens, with_mass)
         each = (time.perf_counter() - started) / len(trials)
-        for trial, result in zip(trials, results, strict=True):
-            yield Outcome(trial, _text(lm, result.token_ids) if max_new_tokens else None, result.draft, each)
+        for result in results:
+            yield replace(result, wall_s=each)
 
 
 def _run_batch(
@@ -132,12 +145,16 @@ def _run_batch(
     prefixes: Sequence[RowCache],
     max_new_tokens: int,
     with_mass: bool,
-) -> list[DraftedAnswer]:
+) -> list[Outcome]:
+    if trials[0].item.draw is not None:
+        return _draw(lm, trials, prefixes, max_new_tokens, with_mass)
     requests, drafts = [t.request for t in trials], [t.draft for t in trials]
     if not max_new_tokens:
         scores = score(lm, requests, drafts, with_mass=with_mass, prefix=prefixes)
-        return [DraftedAnswer((), s) for s in scores]
-    return answer_with_draft(
+        return [
+            Outcome(trial, None, s.receipt, s.mean_logprob) for trial, s in zip(trials, scores, strict=True)
+        ]
+    answers = answer_with_draft(
         lm,
         requests,
         drafts,
@@ -146,6 +163,38 @@ def _run_batch(
         prefix=prefixes,
         is_settled=lambda at, tokens: task.is_settled(trials[at].item, _text(lm, tokens)),
     )
+    return [
+        Outcome(trial, _text(lm, answer.token_ids), answer.draft.receipt, answer.draft.mean_logprob)
+        for trial, answer in zip(trials, answers, strict=True)
+    ]
+
+
+def _draw(
+    lm: LanguageModel,
+    trials: Sequence[PreparedTrial],
+    prefixes: Sequence[RowCache],
+    max_new_tokens: int,
+    with_mass: bool,
+) -> list[Outcome]:
+    """Whole answers, drawn as their items say; none is cut once its score is settled."""
+    draws = [trial.item.draw for trial in trials]
+    samplings = [
+        Sampling(max_new_tokens=max_new_tokens, temperature=draw.temperature, seed=draw.seed)
+        for draw in draws
+        if draw is not None
+    ]
+    requests = [trial.request for trial in trials]
+    answers = generate(lm, requests, samplings, prefix=prefixes, with_mass=with_mass)
+    return [
+        Outcome(
+            trial,
+            answer.text,
+            answer.receipt,
+            answer_logprob=sum(answer.raw_logprobs) / len(answer.raw_logprobs),
+            answer_tokens=len(answer.token_ids),
+        )
+        for trial, answer in zip(trials, answers, strict=True)
+    ]
 
 
 def _text(lm: LanguageModel, token_ids: Sequence[int]) -> str:

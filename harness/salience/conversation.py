@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from salience.answer_reading import find_repeated, join_events
 from salience.audit import (
     GENERATION_EVENT,
     RENDER_EVENT,
@@ -35,7 +36,6 @@ from salience_memory import Memory
 from salience_memory.clock import Clock, system_clock
 from salience_memory.conflicts import CONFLICT_EVENT
 from salience_memory.feedback import apply_answer, guess_language
-from salience_memory.lexical import tokenize
 from salience_memory.memory_recall import MemoryRecall
 from salience_memory.references import Reference, ReferenceScanner
 from salience_memory.registrar.outcomes import Outcome
@@ -315,11 +315,11 @@ class Conversation:
     ) -> ChatAnswer:
         """Keep the exchange, register what was said, audit the answer."""
         now_ns = self._clock()
-        generation = _join_events(events)
+        generation = join_events(events)
         shown = {span.memory_id for span in prepared.rendered.spans}
         references = tuple(r for r in scanner.references if r.memory_id in shown)
         memories = [m for m in prepared.gathered.memories if m.memory_id in shown]
-        repeated = _find_repeated(text, prepared.message, memories, references)
+        repeated = find_repeated(text, prepared.message, memories, references)
         turns = self._dialogue.turns()
         number = 1 + sum(turn.role is Role.USER for turn in turns)
         asked = Turn(role=Role.USER, text=prepared.message, ns=now_ns, number=number)
@@ -375,41 +375,3 @@ class Conversation:
             yield
         finally:
             _VIEWER.reset(token)
-
-
-def _join_events(events: Sequence[StreamEvent]) -> Generation:
-    last = events[-1]
-    assert last.finish_reason is not None
-    assert last.receipt is not None
-    return Generation(
-        text="".join(event.text for event in events),
-        token_ids=tuple(event.token_id for event in events if event.token_id is not None),
-        logprobs=tuple(event.logprob for event in events if event.logprob is not None),
-        finish_reason=last.finish_reason,
-        receipt=last.receipt,
-        raw_logprobs=tuple(event.raw_logprob for event in events if event.raw_logprob is not None),
-        rule_ids=last.rule_ids,
-        constraint_events=last.constraint_events,
-        violations=last.violations,
-    )
-
-
-def _find_repeated(
-    answer: str, message: str, memories: Sequence[Memory], references: Sequence[Reference]
-) -> list[str]:
-    """Memories that an answer refers to or shares a telling word with that the message doesn't have.
-
-    Forgetting one of them forgets the answer too, or the next prompt's history would tell of it again.
-    """
-    words = {word for word in tokenize(answer) if len(word) > 3 or not word.isascii() or word.isdecimal()}
-    words -= set(tokenize(message))
-    referred = {reference.memory_id for reference in references}
-    return [
-        memory.memory_id
-        for memory in memories
-        if memory.memory_id in referred or not words.isdisjoint(tokenize(_all_text(memory)))
-    ]
-
-
-def _all_text(memory: Memory) -> str:
-    return " ".join(str(part) for part in (memory.content, memory.key, memory.value) if part is not None)

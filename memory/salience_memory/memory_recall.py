@@ -41,7 +41,7 @@ __all__ = ["MemoryRecall", "RecallBreakdown", "RecalledMemory"]
 
 _PROPOSED_BY_WORDS = 512
 _PROPOSED_BY_VECTORS = 128
-_COVERED = 128
+_COVERED = 64
 _FINALISTS = 20
 _FINALISTS_PER_RESULT = 4
 _EMBEDDED_AT_ONCE = 256
@@ -261,14 +261,16 @@ class MemoryRecall:
         shared = np.array([known.get(memory_id, 0.0) for memory_id in pool])
         # What words share was counted only as far as their lists were read; the best are counted whole.
         total = sum(words.weights.values()) or 1.0
-        places = np.argsort(-(meaning + shared / total), kind="stable")[: max(_COVERED, 2 * count)]
+        guesses = meaning + shared / total
+        places: list[int] = np.argsort(-guesses, kind="stable")[: max(_COVERED, 2 * count)].tolist()
         shared[places] = lexical.cover(words, [pool[place] for place in places])
-        best: list[int] = places[np.argsort(-(meaning + shared / total)[places], kind="stable")][
-            :count
-        ].tolist()
-        at = {pool[place]: float(similarities[place]) for place in best if np.isfinite(similarities[place])}
+        score = meaning + shared / total
+        best = sorted(places, key=lambda place: -float(score[place]))[:count]
         finalists = dict.fromkeys([*(pool[place] for place in best), *ids[:top_k], *list(near)[:top_k]])
-        return words, {memory_id: _compared(vectors, near | at, memory_id) for memory_id in finalists}, True
+        near |= {
+            pool[place]: float(similarities[place]) for place in best if np.isfinite(similarities[place])
+        }
+        return words, {memory_id: _compared(vectors, near, memory_id) for memory_id in finalists}, True
 
     def _rank(
         self,

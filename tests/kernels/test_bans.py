@@ -315,10 +315,10 @@ def test_masks_are_those_of_brute_force_after_every_prefix(name, unchecked_types
         b"badger",
         b"bad ",
     ]
-    prefixes = [*prefixes_of(phrases[:12]), *extra, b"\xf0\x9f", b"badger\xe2", "bad \U0001f5ff".encode()]
+    prefixes = [*prefixes_of(phrases[:12])[::2], *extra, b"\xf0\x9f", b"badger\xe2", "bad \U0001f5ff".encode()]
     found = compare_with_reference([masks], prefixes)
     assert found.mismatches == []
-    assert found.n_pairs >= 10_000
+    assert found.n_pairs >= (80_000 if phrases[0] == PHRASES[0] and len(phrases) > 10 else 15_000)
 
 
 def test_the_intersection_of_two_rules_is_that_of_brute_force(unchecked_types):
@@ -327,9 +327,9 @@ def test_the_intersection_of_two_rules_is_that_of_brute_force(unchecked_types):
         BanMasks(BanAutomaton(PHRASES[:5]), vocabulary),
         BanMasks(BanAutomaton(PHRASES[3:], whole_word=True), vocabulary),
     ]
-    found = compare_with_reference(rules, prefixes_of(PHRASES))
+    found = compare_with_reference(rules, prefixes_of(PHRASES)[1::2])
     assert found.mismatches == []
-    assert found.n_pairs >= 100_000
+    assert found.n_pairs >= 50_000
 
 
 def test_a_wrong_mask_is_noticed():

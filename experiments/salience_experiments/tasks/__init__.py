@@ -6,6 +6,7 @@ from salience_experiments.tasks.base import (
     QUESTION_SPAN,
     Block,
     CharSpan,
+    Draw,
     Item,
     Layout,
     PromptMessage,
@@ -13,6 +14,7 @@ from salience_experiments.tasks.base import (
     Task,
     plain_layout,
 )
+from salience_experiments.tasks.constraint import ConstraintTask, constraint_generated
 from salience_experiments.tasks.kv import AnswerStyle, KvTask, kv_from_file, kv_generated
 from salience_experiments.tasks.neutral import NeutralTask, neutral_from_oracle
 from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
@@ -26,6 +28,8 @@ __all__ = [
     "AnswerStyle",
     "Block",
     "CharSpan",
+    "ConstraintTask",
+    "Draw",
     "Item",
     "KvTask",
     "Layout",
@@ -37,6 +41,7 @@ __all__ = [
     "RenderedPrompt",
     "SynthwikiTask",
     "Task",
+    "constraint_generated",
     "kv_from_file",
     "kv_generated",
     "mismatches",

@@ -33,6 +33,14 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How an item's answer is drawn, in every arm alike; temperature 0 is greedy."""
+
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
 class Item:
     """One question and its context at one gold position.
 
@@ -44,6 +52,9 @@ class Item:
         answers: Any of these counts as right.
         gold_text: The answer as it follows the prompt directly, with its leading space if it needs one.
         position: Label of the place where the gold block lies.
+        rule: A hard rule for the answer, as plain data of `salience_models.constraints.Rule`; None: none.
+        draw: How the answer is drawn. Such an item has no gold answer. None: the answer is greedy, and the
+            gold answer is scored.
     """
 
     item_id: str
@@ -54,6 +65,8 @@ class Item:
     gold_text: str
     position: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    rule: Mapping[str, Any] | None = None
+    draw: Draw | None = None
 
     def block(self, name: str) -> Block:
         """Return the block called `name`; ValueError if the item has none."""
@@ -73,12 +86,14 @@ class Layout:
         query_first: Whether the question also stands before the blocks.
         markers: Blocks to set between marker lines; their own text stays unchanged.
         repeated: Blocks shown again after all blocks, next to the question.
+        states_rule: Whether the item's rule is written into the prompt.
     """
 
     blocks: tuple[str, ...]
     query_first: bool = False
     markers: frozenset[str] = frozenset()
     repeated: tuple[str, ...] = ()
+    states_rule: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,8 +188,10 @@ def place_gold(gold: Block, distractors: Sequence[Block], position: str) -> tupl
 def check_layout(item: Item, layout: Layout) -> None:
     """Raise ValueError unless the layout shows at least one of the item's blocks, none twice and no other.
 
-    An item without blocks takes a layout without blocks.
+    An item without blocks takes a layout without blocks, and one without a rule a layout that states none.
     """
+    if layout.states_rule and item.rule is None:
+        raise ValueError(f"layout.states_rule must be False for an item without a rule, got {item.item_id!r}")
     if item.blocks and not layout.blocks:
         raise ValueError("layout.blocks must name at least one block, got none")
     if len(set(layout.blocks)) != len(layout.blocks):

@@ -33,7 +33,7 @@ __all__ = ["LEXICAL_FINGERPRINT", "LexicalIndex", "QueryWords"]
 LEXICAL_FINGERPRINT = f"tokens-1/unicode-{unicodedata.unidata_version}"
 """How texts are cut: Python's Unicode tables have a say in it."""
 
-_READ_ROWS = 4_000
+_READ_ROWS = 3_000
 """How many allowed rows a search reads from the lists of words, all words together."""
 
 _APPLIED_AT_ONCE = 5_000

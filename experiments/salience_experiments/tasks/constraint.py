@@ -1,0 +1,133 @@
+"""Constraint: prompts whose natural answer holds a word that a hard rule bans.
+
+Eight words, ten requests for each: to write about the thing, to explain it, to name it. All eight words are
+banned from every answer. Answers are drawn at a temperature, each item with its own seed, the same in every
+arm. `score` is whether the answer keeps the rule, by the check that knows nothing of masks; what an answer
+lost by the rule is told by its log-probability under the model itself, by its length and by loops.
+
+Words and requests are this project's own.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from salience_experiments.tasks.base import (
+    Draw,
+    Item,
+    Layout,
+    PromptBuilder,
+    RenderedPrompt,
+    check_layout,
+)
+from salience_kernels import contains_banned
+
+UNPLACED = "unplaced"
+"""The only position: no block is shown."""
+
+RIDDLES = {
+    "badger": "Which stocky animal with black and white stripes on its face digs setts?",
+    "hedgehog": "Which small animal has spines all over its back and rolls into a ball?",
+    "volcano": "What is the name of a mountain from which lava erupts?",
+    "lighthouse": "Which tower on the coast shows a bright light to ships at night?",
+    "espresso": "What is the Italian name of a small, strong coffee made under pressure?",
+    "saxophone": "Which brass instrument with a reed did Adolphe Sax invent?",
+    "cathedral": "What is the name of the main church of a bishop?",
+    "avalanche": "What is the name of a mass of snow that slides down a mountain?",
+}
+"""A question for each banned word that it answers."""
+
+WORDS = tuple(RIDDLES)
+
+REQUESTS = (
+    "Write two sentences about {word}.",
+    "Write the beginning of a story about {word}.",
+    "{riddle} Answer in a full sentence and say more about it.",
+    "Explain to a child what {word} is.",
+    "Give me three facts about {word}.",
+    "Write a short poem about {word}.",
+    "What is the difference between {word} and {other}?",
+    "Write a news headline about {word}, and the first sentence of the article.",
+    "Describe what {word} looks and sounds like.",
+    "{riddle} Tell me why people remember it.",
+)
+
+RULE_TEXT = "Rule: your answer must not contain any of these words, in any form: {words}."
+
+
+@dataclass(frozen=True)
+class ConstraintTask:
+    """Requests for banned words; build with `constraint_generated`."""
+
+    n_items: int
+    temperature: float
+    seed: int
+    positions: tuple[str, ...] = (UNPLACED,)
+    max_new_tokens: int = 48
+
+    def __post_init__(self) -> None:
+        if self.positions != (UNPLACED,):
+            raise ValueError(f"positions must be [{UNPLACED!r}], as no block is shown, got {self.positions}")
+        if not 1 <= self.n_items <= len(WORDS) * len(REQUESTS):
+            raise ValueError(f"n_items must be in 1..{len(WORDS) * len(REQUESTS)}, got {self.n_items}")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature must be in [0, 100], got {self.temperature:g}")
+
+    @property
+    def name(self) -> str:
+        return "constraint"
+
+    def items(self, position: str) -> Sequence[Item]:
+        """Return the items: the first request for every word, then the second, and so on."""
+        return tuple(self._item(index, position) for index in range(self.n_items))
+
+    def render(self, item: Item, layout: Layout) -> RenderedPrompt:
+        """Return one user message: the request and, where the layout states it, the rule after it.
+
+        There the rule is nearest to the answer, where a model is likeliest to heed it.
+        """
+        check_layout(item, layout)
+        rule = "\n\n" + RULE_TEXT.format(words=", ".join(WORDS)) if layout.states_rule else ""
+        return RenderedPrompt((PromptBuilder().finish(item.question + rule, role="user"),), chat=True)
+
+    def score(self, item: Item, answer: str) -> float:
+        """Return 1.0 if the answer keeps the rule, 0.0 if a banned word stands in it anywhere."""
+        return float(not contains_banned(answer, WORDS))
+
+    def is_settled(self, item: Item, answer: str) -> bool:
+        """Return whether a banned word is there, which nothing after it takes away."""
+        return not self.score(item, answer)
+
+    def _item(self, index: int, position: str) -> Item:
+        request, place = divmod(index, len(WORDS))
+        word, other = WORDS[place], WORDS[(place + 1) % len(WORDS)]
+        question = REQUESTS[request].format(
+            word=_with_article(word), other=_with_article(other), riddle=RIDDLES[word]
+        )
+        item_id = f"constraint/{request}/{word}"
+        return Item(
+            item_id=item_id,
+            index=index,
+            question=question,
+            blocks=(),
+            answers=(),
+            gold_text="",
+            position=position,
+            rule={"forbid_phrases": WORDS},
+            draw=Draw(self.temperature, zlib.crc32(f"{self.seed}:{item_id}".encode())),
+        )
+
+
+def constraint_generated(
+    *,
+    n_items: int = len(WORDS) * len(REQUESTS),
+    temperature: float = 1.0,
+    seed: int = 0,
+    positions: tuple[str, ...] = (UNPLACED,),
+) -> ConstraintTask:
+    """Return the task over the first `n_items` requests; the seed decides how answers are drawn."""
+    return ConstraintTask(n_items, temperature, seed, positions)
+
+
+def _with_article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
