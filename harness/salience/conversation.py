@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from salience.answer_reading import find_repeated, join_events
+from salience.answer_reading import find_repeated
 from salience.audit import (
     GENERATION_EVENT,
     RENDER_EVENT,
@@ -52,6 +52,7 @@ from salience_models import (
     Sampling,
     Steering,
     StreamEvent,
+    join_events,
     plan_from_weights,
     stream,
 )

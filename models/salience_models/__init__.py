@@ -13,6 +13,7 @@ from salience_models.constraints import (
     compile_rules,
     find_violations,
 )
+from salience_models.decode_state import DecodeState, Request
 from salience_models.errors import (
     BiasNotApplied,
     ConstraintContradiction,
@@ -20,8 +21,8 @@ from salience_models.errors import (
     ModelsError,
     PromptTooLong,
 )
-from salience_models.generation import Generation, StreamEvent, generate, repeat, stream
-from salience_models.language_model import DecodeState, LanguageModel, Request
+from salience_models.generation import Generation, StreamEvent, generate, join_events, repeat, stream
+from salience_models.language_model import LanguageModel
 from salience_models.model_info import ModelInfo
 from salience_models.plan_weights import Steering, plan_from_weights, weight_to_bias
 from salience_models.prompt import EncodedPrompt, Message, TextSpan, TokenSpan, encode_chat, encode_text
@@ -70,6 +71,7 @@ __all__ = [
     "encode_text",
     "find_violations",
     "generate",
+    "join_events",
     "layers_of_depth",
     "plan_from_weights",
     "pull",

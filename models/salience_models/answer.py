@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from salience_kernels import TokenMask, apply_constraint_mask
 from salience_models.constraints.events import ConstraintEvent, EventKind, Violation
-from salience_models.language_model import Request
+from salience_models.decode_state import Request
 from salience_models.logit_adjustment import LogitAdjustment
 from salience_models.receipts import Receipt
 from salience_models.sampling import Sampling, StopScanner, TextDecoder, TokenSampler

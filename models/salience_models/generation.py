@@ -10,11 +10,20 @@ from salience_kernels import apply_constraint_mask
 from salience_models.answer import Answer, StreamEvent
 from salience_models.cache import CacheKind, RowCache
 from salience_models.constraints.events import ConstraintEvent, Violation
-from salience_models.language_model import DecodeState, LanguageModel, Request
+from salience_models.decode_state import DecodeState, Request
+from salience_models.language_model import LanguageModel
 from salience_models.receipts import Receipt
 from salience_models.sampling import Sampling
 
-__all__ = ["Generation", "StreamEvent", "continue_greedily", "generate", "repeat", "stream"]
+__all__ = [
+    "Generation",
+    "StreamEvent",
+    "continue_greedily",
+    "generate",
+    "join_events",
+    "repeat",
+    "stream",
+]
 
 _STEP_BACK_TOKENS = 32
 """How far an answer that nobody has seen yet may go back; each token keeps one row of logits that long."""
@@ -158,10 +167,11 @@ def generate(
     events: list[list[StreamEvent]] = [[] for _ in requests]
     for event in stream(lm, requests, each, **options):  # type: ignore[arg-type]
         events[event.row].append(event)
-    return [_joined(row) for row in events]
+    return [join_events(row) for row in events]
 
 
-def _joined(events: Sequence[StreamEvent]) -> Generation:
+def join_events(events: Sequence[StreamEvent]) -> Generation:
+    """One request's events, read to the end, as its answer."""
     last = events[-1]
     tokens = [event for event in events if event.token_id is not None]
     assert last.receipt is not None

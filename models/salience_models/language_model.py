@@ -2,21 +2,19 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache
 
 from salience_models.architecture import check_config, check_implementation, check_model, text_config
 from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
 from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
-from salience_models.cache import CacheKind, RowCache, build_cache, join_rows, split_rows
-from salience_models.constraints.combined import TokenConstraint
+from salience_models.cache import CacheKind, RowCache, build_cache, join_rows
 from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
+from salience_models.decode_state import DecodeState, Request
 from salience_models.errors import InvalidPlan, PromptTooLong
 from salience_models.length_groups import group_by_length
 from salience_models.loader import load_model
@@ -25,52 +23,12 @@ from salience_models.receipts import Receipt
 from salience_models.request_steering import RequestSteering
 from salience_models.steering import SteeringRun
 
-__all__ = ["DecodeState", "LanguageModel", "Request"]
+__all__ = ["LanguageModel"]
 
 _CPU_PASS_TOKENS = 32
 _PASS_TOKENS = 512
 """What one more pass of a prefill is worth in tokens: on a CPU little, as the arithmetic takes the time; on
 an accelerator what it computes while a pass's kernels are launched (a guess: no device was measured)."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt's tokens, the plan that steers it, and the rules that its answer keeps.
-
-    `stream` and `generate` keep the constraint; `prefill` and `decode` return the model's own logits whatever
-    it says.
-    """
-
-    token_ids: tuple[int, ...]
-    plan: BiasPlan = BiasPlan()
-    constraint: TokenConstraint | None = None
-
-
-@dataclass
-class DecodeState:
-    """A batch between two forward passes. `logits` `[batch, vocab]` are those after the last column.
-
-    They are empty after a `resume`, and after an `extend` by different lengths. `capacity` is how many
-    columns a static cache holds; None where the cache grows.
-    """
-
-    requests: list[RequestSteering]
-    token_ids: list[list[int]]
-    pads: list[int]
-    cache: Cache
-    run: SteeringRun
-    columns: int
-    logits: Tensor
-    capacity: int | None = None
-
-    def rows(self, lengths: Sequence[int] | None = None) -> list[RowCache]:
-        """Each request's cache, cut to its first `lengths[i]` tokens (default: all fed so far)."""
-        counts = [len(ids) for ids in self.token_ids] if lengths is None else list(lengths)
-        parts = split_rows(self.cache, self.pads, counts)
-        return [
-            RowCache(tuple(ids[:count]), request.prompt_length, request.plan, *part)
-            for ids, count, request, part in zip(self.token_ids, counts, self.requests, parts, strict=True)
-        ]
 
 
 class LanguageModel:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from salience_models.cache import RowCache
+from salience_models.decode_state import DecodeState, Request
 from salience_models.generation import continue_greedily
-from salience_models.language_model import DecodeState, LanguageModel, Request
+from salience_models.language_model import LanguageModel
 from salience_models.receipts import Receipt
 
 __all__ = ["DraftedAnswer", "Score", "answer_with_draft", "score"]

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from salience_models.architecture import attention_modules
 from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod
-from salience_models.language_model import LanguageModel, Request
+from salience_models.decode_state import Request
+from salience_models.language_model import LanguageModel
 from salience_models.loader import load_model
 
 TinyModel = Callable[..., Any]

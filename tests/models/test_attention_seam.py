@@ -15,6 +15,7 @@ from salience_models import attention
 from salience_models.architecture import attention_modules
 from salience_models.attention import AttentionCall, plain_attention, steered_by
 from salience_models.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
+from salience_models.decode_state import Request
 from salience_models.errors import (
     BiasNotApplied,
     InvalidPlan,
@@ -22,7 +23,7 @@ from salience_models.errors import (
     UnsupportedAttention,
     UnsupportedMask,
 )
-from salience_models.language_model import LanguageModel, Request
+from salience_models.language_model import LanguageModel
 from salience_models.request_steering import RequestSteering
 from salience_models.steering import SteeringRun
 

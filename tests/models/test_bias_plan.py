@@ -14,7 +14,7 @@ from salience_models.bias_plan import (
     SteeringMethod,
     layers_of_depth,
 )
-from salience_models.language_model import Request
+from salience_models.decode_state import Request
 
 Factory = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from salience_models.bias_plan import BiasPlan, Phase, QueryScope, SteeringMethod
 from salience_models.cache import CacheKind, GrowingLayer, RowCache, build_cache, join_rows, split_rows
-from salience_models.language_model import Request
+from salience_models.decode_state import Request
 
 Factory = Callable[..., Any]
 

@@ -10,9 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from salience_models.attention import AttentionCall
 from salience_models.bias_plan import BiasPlan, BlockSpan, SteeringMethod
+from salience_models.decode_state import Request
 from salience_models.errors import PromptTooLong, UnsupportedAttention
 from salience_models.generation import generate
-from salience_models.language_model import LanguageModel, Request
+from salience_models.language_model import LanguageModel
 from salience_models.request_steering import RequestSteering
 from salience_models.sampling import Sampling
 from salience_models.scoring import score

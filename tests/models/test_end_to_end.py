@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from salience_models.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
+from salience_models.decode_state import Request
 from salience_models.generation import generate
-from salience_models.language_model import LanguageModel, Request
+from salience_models.language_model import LanguageModel
 from salience_models.prompt import TextSpan, encode_text
 from salience_models.sampling import Sampling
 from salience_models.scoring import answer_with_draft, score

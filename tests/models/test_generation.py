@@ -8,9 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from salience_models.bias_plan import SteeringMethod
+from salience_models.decode_state import Request
 from salience_models.errors import PromptTooLong
 from salience_models.generation import StreamEvent, generate, stream
-from salience_models.language_model import LanguageModel, Request
+from salience_models.language_model import LanguageModel
 from salience_models.sampling import Sampling
 
 Factory = Callable[..., Any]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from salience_models.architecture import attention_modules
 from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod
 from salience_models.cache import CacheKind
-from salience_models.language_model import LanguageModel, Request
+from salience_models.decode_state import Request
+from salience_models.language_model import LanguageModel
 
 Factory = Callable[..., Any]
 

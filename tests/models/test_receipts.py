@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from salience_models.bias_plan import BiasPlan, BlockSpan, SteeringMethod
-from salience_models.language_model import LanguageModel, Request
+from salience_models.decode_state import Request
+from salience_models.language_model import LanguageModel
 from salience_models.receipts import MassLedger, MassTable, Receipt
 from salience_models.scoring import score
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from salience_models.bias_plan import BiasPlan, SteeringMethod
+from salience_models.decode_state import Request
 from salience_models.errors import PromptTooLong
 from salience_models.generation import generate
-from salience_models.language_model import LanguageModel, Request
+from salience_models.language_model import LanguageModel
 from salience_models.sampling import Sampling
 from salience_models.scoring import answer_with_draft, score
 

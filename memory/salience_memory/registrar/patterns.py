@@ -62,9 +62,12 @@ def make_finder(pattern: str) -> Callable[..., re.Match[str] | None]:
 
 
 def read_grams(text: str) -> frozenset[str]:
-    """Every three letters in a row, small ones."""
+    """Every three letters in a row, small ones; of other scripts, every two as well."""
     text = text.lower().replace("ı", "i")  # which a pattern that ignores case takes for one letter
-    return frozenset(text[start : start + 3] for start in range(len(text) - 2))
+    grams = {text[start : start + 3] for start in range(len(text) - 2)}
+    if not text.isascii():
+        grams.update(text[start : start + 2] for start in range(len(text) - 1))
+    return frozenset(grams)
 
 
 @cache
@@ -80,19 +83,22 @@ def required_grams(pattern: str) -> tuple[frozenset[str], ...]:
 def _required(tokens: Any) -> list[frozenset[str]]:
     found: list[frozenset[str]] = []
     run = ""
-    for name, argument in [*cast("list[tuple[Any, Any]]", list(tokens)), ("END", None)]:
+    steps = [*cast("list[tuple[Any, Any]]", list(tokens)), cast("tuple[Any, Any]", ("END", ""))]
+    for name, argument in steps:
         if str(name) == "LITERAL":
             run += chr(argument).lower()
             continue
         if len(run) >= 3:
             found.append(frozenset((run[-3:],)))
+        elif len(run) == 2 and not run.isascii():
+            found.append(frozenset((run,)))
         run = ""
         if str(name) == "SUBPATTERN":
             found += _required(argument[-1])
         elif str(name) in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and int(argument[0]) > 0:
             found += _required(argument[2])
         elif str(name) == "BRANCH":
-            branches = [_required(branch) for branch in argument[1]]
+            branches = [_required(branch) for branch in cast("list[Any]", argument[1])]
             if all(branches):
                 found.append(frozenset(gram for one in branches for gram in min(one, key=len)))
     return found

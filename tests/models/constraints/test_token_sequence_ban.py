@@ -30,8 +30,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def test_usual_encodings_are_four_spellings_with_and_without_a_space(tokenizer: PreTrainedTokenizerBase):
     expected = [
-        encode(tokenizer, text)
-        for text in ("badger", " badger", "BADGER", " BADGER", "Badger", " Badger")
+        encode(tokenizer, text) for text in ("badger", " badger", "BADGER", " BADGER", "Badger", " Badger")
     ]
     assert usual_encodings(("badger",), tokenizer) == expected
     assert usual_encodings(("badger", "badger"), tokenizer) == expected
@@ -95,9 +94,7 @@ def test_exact_ban_of_the_same_rule_stops_that_tokenisation(
     ban: TokenSequenceBan, vocabulary: Vocabulary, speak: Callable[..., LanguageModel]
 ):
     exact = compile_rules([RULE], vocabulary)
-    (answer,) = generate(
-        speak("a badger"), [Request(PROMPT, constraint=exact)], Sampling(max_new_tokens=20)
-    )
+    (answer,) = generate(speak("a badger"), [Request(PROMPT, constraint=exact)], Sampling(max_new_tokens=20))
     assert answer.text.startswith("a badge")
     assert answer.violations == ()
     assert exact.fingerprint != ban.fingerprint
@@ -110,7 +107,9 @@ def test_usual_encoding_is_not_generated(lm: LanguageModel, tokenizer: PreTraine
     rule = Rule(rule_id="words", forbid_phrases=tuple(words))
     ban = ban_token_sequences(rule, tokenizer, lm.vocabulary)
     requests = [Request(PROMPT, constraint=ban)] * 4
-    samplings = [Sampling(temperature=1.5, max_new_tokens=60, seed=seed, ignore_eos=True) for seed in range(4)]
+    samplings = [
+        Sampling(temperature=1.5, max_new_tokens=60, seed=seed, ignore_eos=True) for seed in range(4)
+    ]
     banned = {encode(tokenizer, word)[0] for word in words}
     for answer in generate(lm, requests, samplings):
         assert len(answer.token_ids) == 60
