@@ -16,8 +16,10 @@ from salience_experiments.statistics import Floats
 from salience_experiments.tasks import POSITIONS
 from salience_experiments.trials import Trial
 
-Measure = Literal["metric", "gold_logprob"]
-MEASURES: tuple[Measure, ...] = ("metric", "gold_logprob")
+Measure = Literal["metric", "gold_logprob", "value"]
+MEASURES: tuple[Measure, ...] = ("metric", "gold_logprob", "value")
+"""A trial's numbers; `value` is a drawn answer's own log-probability."""
+METRIC_NAMES = {"accuracy": "accuracy", "rule_kept": "share of answers that keep the rule"}
 DEFAULT_BASELINE = "none"
 ALL = "all"
 _MAX_NAMED = 5
@@ -192,6 +194,16 @@ def baseline_name(spec: Mapping[str, Any]) -> str:
 def primary_measure(spec: Mapping[str, Any]) -> Measure:
     """What the spec's `metric` judges arms by."""
     return "gold_logprob" if spec.get("metric") == "gold_logprob" else "metric"
+
+
+def metric_name(spec: Mapping[str, Any]) -> str:
+    """What a metric in [0, 1] is called in running text."""
+    return METRIC_NAMES.get(str(spec.get("metric")), METRIC_NAMES["accuracy"])
+
+
+def is_place(position: str) -> bool:
+    """Whether a position says where the gold block lies, rather than that there is none."""
+    return position in POSITIONS or position.rstrip("%").isdecimal()
 
 
 def contrast_pairs(spec: Mapping[str, Any], labels: Sequence[str]) -> list[tuple[str, str]]:

@@ -29,7 +29,11 @@ from salience_experiments.trials import Trial
 
 _LEAST_SPREAD = 1e-9
 """Less is the rounding of equal differences."""
-_MEASURES: dict[Measure, str] = {"metric": "accuracy", "gold_logprob": "log-probability"}
+_MEASURES: dict[Measure, str] = {
+    "metric": "accuracy",
+    "gold_logprob": "log-probability",
+    "value": "answer's log-probability",
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def power_for_spec(spec: Mapping[str, Any], pilot: Sequence[Trial] | None = None
 
     The spec's `power` (`PowerSpec`) says which effect to plan for, and the spreads to assume without a pilot.
     Of arms that a pilot holds they are measured. Accuracy is planned for only where the spec is judged by it
-    and has answers generated; log-probability always.
+    and has answers generated, log-probability wherever there is a gold answer.
 
     Raises:
         TrialsError: The spec's contrasts name what is not among its arms.
@@ -139,6 +143,8 @@ def format_power(needs: Sequence[PowerNeed]) -> str:
 
 
 def _planned_measures(spec: Mapping[str, Any]) -> list[Measure]:
+    if spec.get("metric") == "rule_kept":
+        return ["metric"]
     is_scored = primary_measure(spec) == "metric" and spec.get("max_new_tokens") != 0
     return ["metric", "gold_logprob"] if is_scored else ["gold_logprob"]
 

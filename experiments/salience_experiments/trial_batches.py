@@ -1,15 +1,15 @@
 """From items and arms to model calls: encoding, and the two cost shortcuts the runner lives on.
 
 The blocks before the first steered token are computed once and shared by all arms and positions
-of an item, and a gold answer is verified as a draft in one pass. Answers that the item has drawn are generated
-outright. `tests/experiments/test_runner.py`
-holds both equal to the naive loop.
+of an item, and a gold answer is verified as a draft in one pass. `tests/experiments/test_runner.py`
+holds both equal to the naive loop. Answers of items that say how to draw them are generated outright.
 """
 
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from salience_experiments.arms import Arm
 from salience_experiments.spec import ArmCell
@@ -119,7 +119,7 @@ def run_trials(
     with_mass: bool,
     batch_columns: int,
 ) -> Iterator[Outcome]:
-    """Run one item's trials, a group per position, batched by how much of a shared prefix they can use.
+    """Run trials, a group per item and position, batched by how much of a shared prefix they can use.
 
     Each group's most common prompt is computed once, unsteered, on top of the group's before it. An
     answer ends once the task says that more text cannot change its score.
@@ -190,7 +190,7 @@ def _draw(
             trial,
             answer.text,
             answer.receipt,
-            answer_logprob=sum(answer.raw_logprobs) / len(answer.raw_logprobs),
+            answer_logprob=fmean(answer.raw_logprobs) if answer.raw_logprobs else None,
             answer_tokens=len(answer.token_ids),
         )
         for trial, answer in zip(trials, answers, strict=True)

@@ -136,7 +136,10 @@ def test_the_embedder_is_pulled_only_when_an_arm_weighs_by_recall(
             "arm 'logit_bias': params.strenght is not one of its parameters",
         ),
         ({"arms": [{"arm": "none"}, {"arm": "nowhere:Arm"}]}, "arm 'nowhere:Arm' cannot be imported"),
-        ({"task": {"name": "kvs"}}, "task.name must be one of kv, qa, qa_oracle, synthwiki, neutral, got 'kvs'"),
+        (
+            {"task": {"name": "kvs"}},
+            "task.name must be one of kv, qa, qa_oracle, synthwiki, neutral, constraint, got 'kvs'",
+        ),
         (
             {"task": {"name": "kv", "params": {"n_kyes": 3}}},
             "task.params.n_kyes is not a parameter of task 'kv'; it takes file, n_items, n_keys, seed",

@@ -20,6 +20,7 @@ from salience_experiments.pairing import (
     contrast_pairs,
     edits_prompt,
     has_measure,
+    metric_name,
     pair_trials,
     position_order,
     primary_measure,
@@ -30,6 +31,12 @@ from salience_experiments.report.unit import NATS, POINTS, SCORES, Unit
 from salience_experiments.statistics import Interval, clustered_mean, is_binary, wilson_interval
 from salience_experiments.trials import Trial
 from salience_experiments.verdict import ACCURACY_MARGIN, Contrast, compare
+
+
+_LOGPROB_NAMES: dict[Measure, str] = {
+    "gold_logprob": "gold-answer log-probability",
+    "value": "answer's log-probability without the rule",
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class SplitSummary:
         measures: The one that the spec judges by comes first; one that no trial has is left out.
         gold_weighted: Per arm, the share of trials whose weighted blocks held the gold one; empty if untold.
         looping: Per arm, the share of answers that end by repeating themselves; empty if none does.
+        answer_tokens: Per arm, the mean length of answers; empty if untold.
     """
 
     split: str
@@ -89,6 +97,7 @@ class SplitSummary:
     measures: tuple[MeasureSummary, ...]
     gold_weighted: Mapping[str, float]
     looping: Mapping[str, float]
+    answer_tokens: Mapping[str, float]
     refusals: tuple[str, ...]
     n_items: int
     n_questions: int
@@ -132,6 +141,7 @@ def summarise(spec: Mapping[str, Any], trials: Sequence[Trial], split: str, *, s
         measures=tuple(measures),
         gold_weighted=_gold_weighted(by_arm),
         looping=_looping(by_arm),
+        answer_tokens=_answer_tokens(by_arm),
         refusals=tuple(dict.fromkeys(refusals)),
         n_items=len({trial.item for trial in trials}),
         n_questions=len({_question(trial) for trial in trials}),
@@ -146,12 +156,12 @@ def _summarise_measure(
     spec: Mapping[str, Any],
     seed: int,
 ) -> MeasureSummary:
-    name, unit, margin = "gold-answer log-probability", NATS, spec.get("logprob_margin_nats")
+    name, unit, margin = _LOGPROB_NAMES.get(measure, ""), NATS, spec.get("logprob_margin_nats")
     if measure == "metric":
         metrics = [trial.metric for trials in by_arm.values() for trial in trials]
         is_unit_scale = all(metric is None or 0 <= metric <= 1 for metric in metrics)
         unit, margin = (POINTS, ACCURACY_MARGIN) if is_unit_scale else (SCORES, None)
-        name = "accuracy" if is_unit_scale else "metric"
+        name = metric_name(spec) if is_unit_scale else "metric"
     tables = scopes_by_table(positions, with_u=measure == primary_measure(spec))
     return MeasureSummary(
         measure=measure,
@@ -249,6 +259,14 @@ def _looping(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
         if answers := [trial.answer for trial in mine if trial.error is None and trial.answer is not None]:
             shares[label] = float(np.mean([ends_in_loop(answer) for answer in answers]))
     return shares if any(shares.values()) else {}
+
+
+def _answer_tokens(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
+    means: dict[str, float] = {}
+    for label, mine in by_arm.items():
+        if lengths := [t.params["answer_tokens"] for t in mine if "answer_tokens" in t.params]:
+            means[label] = float(np.mean(lengths))
+    return means
 
 
 def _question(trial: Trial) -> str:

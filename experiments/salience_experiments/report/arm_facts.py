@@ -13,7 +13,9 @@ from salience_experiments.trials import Trial
 
 NEGATIVE_CONTROLS = ("wrong", "all", "random")
 DOSES = ("strength", "share")
-_BOOKKEEPING = frozenset(("split", "item_index", "question", "weights", "weighted_blocks", "hit_gold"))
+_BOOKKEEPING = frozenset(
+    ("split", "item_index", "question", "weights", "weighted_blocks", "hit_gold", "answer_tokens")
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,11 @@ from salience_experiments.report.html import render_html
 from salience_experiments.report.tables import METHODS, cell_table, contrast_table, header_table, u_table
 from salience_experiments.spec import ANALYSIS_FIELDS
 
-_FIGURES: dict[Measure, str] = {"metric": "accuracy_by_position", "gold_logprob": "logprob_difference"}
+_FIGURES: dict[Measure, str] = {
+    "metric": "accuracy_by_position",
+    "gold_logprob": "logprob_difference",
+    "value": "answer_logprob_difference",
+}
 _FIGURE_FOLDER = "figures"
 
 

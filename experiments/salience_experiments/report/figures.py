@@ -69,7 +69,8 @@ def draw_figures(summary: SplitSummary, prefix: str, origin: Origin) -> list[Fig
             drawn.append(("accuracy_by_position", alt, _draw_levels, measure))
         elif _against_baseline(summary, measure, "by_position"):
             alt = f"Paired change of the {measure.name} by gold position, with 95 % intervals"
-            drawn.append(("logprob_difference", alt, _draw_changes, measure))
+            name = "answer_logprob_difference" if measure.measure == "value" else "logprob_difference"
+            drawn.append((name, alt, _draw_changes, measure))
     if find_sweeps(summary):
         alt = (
             f"Paired change of the {summary.primary.name} against strength or share, a line per other "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from salience_experiments.pairing import is_place
 from salience_experiments.report.analysis import SplitSummary
 from salience_experiments.report.document import Block, Listing, Paragraph
 from salience_experiments.report.unit import NOTHING
@@ -31,7 +32,8 @@ def _describe(summary: SplitSummary, contrast: Contrast) -> str:
     change = unit.format(contrast.difference.estimate, "+")
     interval = unit.format_interval(contrast.difference.interval, "+")
     width = "" if interval == NOTHING else f" {interval}"
+    place = f", gold {contrast.scope}" if is_place(contrast.scope) else ""
     return (
-        f"{summary.facts(contrast.arm).name} against {summary.facts(contrast.baseline).name}, gold "
-        f"{contrast.scope}: {change}{width}, {unit.format_verdict(contrast)}"
+        f"{summary.facts(contrast.arm).name} against {summary.facts(contrast.baseline).name}{place}: "
+        f"{change}{width}, {unit.format_verdict(contrast)}"
     )

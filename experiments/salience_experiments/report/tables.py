@@ -76,10 +76,13 @@ def _describe_time(trials: Sequence[Trial]) -> str:
 
 
 def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
-    """Arm × position: the measure's mean with its 95 % interval, n, and how often gold was weighted."""
+    """Arm × position: the measure's mean with its 95 % interval, n, and beside the metric what is known of
+    weights and answers.
+    """
     has_hits = bool(summary.gold_weighted) and measure is summary.primary
     has_loops = bool(summary.looping) and measure.measure == "metric"
-    shares = ["gold weighted"] * has_hits + ["loops"] * has_loops
+    has_lengths = bool(summary.answer_tokens) and measure.measure == "metric"
+    shares = ["gold weighted"] * has_hits + ["loops"] * has_loops + ["tokens"] * has_lengths
     columns = ("arm", "weights", "n", *summary.positions, ALL, *shares)
     rows = [
         (
@@ -89,6 +92,7 @@ def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
             *(_format_cell(measure.cells[arm.label, scope], measure) for scope in (*summary.positions, ALL)),
             *([_format_share(summary.gold_weighted, arm) if arm.weights else NOTHING] if has_hits else []),
             *([_format_share(summary.looping, arm)] if has_loops else []),
+            *([f"{summary.answer_tokens.get(arm.label, 0.0):.1f}"] if has_lengths else []),
         )
         for arm in summary.arms
     ]
@@ -100,6 +104,7 @@ def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
         f"({how}); n items at each position"
         + ("; how often the weighted blocks held the gold one" * has_hits)
         + ("; how many answers end by repeating themselves" * has_loops)
+        + ("; their mean length" * has_lengths)
         + "." * bool(shares)
     )
     return Table(columns, tuple(rows), caption, n_text=2)

@@ -267,6 +267,30 @@ def test_the_judge_decides_what_a_rule_finds_doubtful(say, store, clock):
     assert asked[0].endswith(r'"I\'m leaning towards trains \"and so\"."'.replace("\\'", "'"))
 
 
+def test_a_judge_reads_at_once_what_users_say_of_themselves_and_no_rule_takes(say, store, clock):
+    asked = []
+
+    def judge(question):
+        asked.append(question)
+        return "cello" in question
+
+    registrar = Registrar(store, judge=judge, clock=clock)
+    for text in (
+        "Fine weather.",
+        "Do I play the cello?",
+        "I feel sick today.",
+        "Oh great, I just love waiting.",
+    ):
+        assert say(text, registrar=registrar) == []
+    assert asked == []
+    (outcome,) = say("I play the cello in an orchestra.", registrar=registrar)
+    assert (outcome.kind, outcome.trigger) == (DECLARED, Trigger.REVIEW)
+    assert live(store) == ['The user said: "I play the cello in an orchestra."']
+    assert say("我弹过几年钢琴。", registrar=registrar) == []
+    assert len(asked) == 2
+    assert say("I play the violin in an orchestra.") == []
+
+
 def test_every_ten_turns_the_judge_reads_what_no_rule_took(say, store, clock):
     questions = []
 
