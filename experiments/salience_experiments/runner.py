@@ -32,7 +32,7 @@ __all__ = ["RunOptions", "run_directory", "run_spec"]
 DEV_EVERY = 5
 """Items whose index is a multiple of this are the development slice."""
 _DRAWN_TOGETHER = 8
-"""Items that share no blocks but batches: drawn answers take many steps, which cost little more for many rows."""
+"""Items whose drawn answers are decoded in one batch, as a step costs little more for many rows."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,7 @@ def _split_indices(spec: ExperimentSpec, items: Sequence[Item]) -> list[int]:
 def _check_rules(spec: ExperimentSpec, task: Task, arms: Sequence[tuple[ArmCell, Arm]], item: Item) -> None:
     """Refuse arms and settings that do not fit the task's items, which are all of one kind."""
     if item.draw is not None and spec.max_new_tokens == 0:
-        raise SpecError(
-            f"max_new_tokens must be at least 1 for task {task.name!r}, which draws answers, got 0"
-        )
+        raise SpecError(f"max_new_tokens must be at least 1 where task {task.name!r} draws answers, got 0")
     for cell, arm in arms:
         if arm.needs_rule and (item.rule is None or item.draw is None):
             raise SpecError(f"arm {cell.label!r} needs a task whose answers a rule binds, got {task.name!r}")

@@ -51,9 +51,9 @@ class Trial(BaseModel):
     """One item under one arm at one gold position.
 
     `params` carries `split` (dev or test), `item_index`, `question` (the cluster of the statistics) and
-    `weights` (where semantic weights came from), besides the arm's own settings, and `answer_tokens` where the
-    answer was drawn. `gold_logprob` is in nats. `value` is a drawn answer's mean log-probability in the model's
-    own distribution, in nats per token.
+    `weights` (where semantic weights came from), besides the arm's own settings, and `answer_tokens` where
+    the answer was drawn. `gold_logprob` is in nats. `value` is a drawn answer's mean log-probability in the
+    model's own distribution, in nats per token.
     `wall_s` is an even share of the time of the trial's batch, which holds other arms too: it adds up over a
     run, and says nothing of one arm.
     """

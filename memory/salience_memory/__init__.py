@@ -5,6 +5,7 @@ from salience_memory.conflicts import CONFLICT_EVENT, Conflict, find_conflicts
 from salience_memory.decay import AgeStep, DecayPolicy, Standing, assess, compute_freshness
 from salience_memory.embedder import Embedder
 from salience_memory.errors import (
+    DocumentUnreadable,
     EmbedderNotFound,
     EmbeddingMismatch,
     MemoryExists,
@@ -13,6 +14,7 @@ from salience_memory.errors import (
     MemoryReadOnly,
     MemoryRoomError,
     MissingExtra,
+    ProjectionInvalid,
     RulePackInvalid,
     SnapshotInvalid,
     StatementOutdated,
@@ -97,6 +99,7 @@ __all__ = [
     "Clock",
     "Conflict",
     "DecayPolicy",
+    "DocumentUnreadable",
     "Embed",
     "Embedder",
     "EmbedderNotFound",
@@ -119,6 +122,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Position",
+    "ProjectionInvalid",
     "ProjectionRow",
     "Provenance",
     "RecallBreakdown",

@@ -31,7 +31,7 @@ from salience_models.constraints import Rule, TokenConstraint
 from salience_models.constraints.token_sequence_ban import TokenSequenceBan
 
 MakeSpec = Callable[..., ExperimentSpec]
-SPEC = Path(__file__).parents[2] / "experiments" / "ablations" / "constraint.yaml"
+SPECS = Path(__file__).parents[2] / "experiments" / "ablations"
 ARMS = ["none", "prompt_rule", "token_sequence_ban", "constraint_mask"]
 LETTERS = "etaoi"
 
@@ -81,6 +81,14 @@ def test_every_word_is_asked_for_in_ten_ways_and_banned_from_all_answers(task: C
     assert items[4].question == "Write two sentences about an espresso."
 
 
+def test_requests_for_all_words_hold_each_and_begin_with_another():
+    items = constraint_generated(ask_for="all").items(UNPLACED)
+    assert len(items) == len({item.question for item in items}) == len({item.item_id for item in items}) == 24
+    assert all(contains_banned(item.question, WORDS) == WORDS for item in items)
+    own = {item.item_id for item in constraint_generated().items(UNPLACED)}
+    assert not own & {item.item_id for item in items}
+
+
 def test_seed_of_an_item_is_its_own_and_depends_on_the_specs_seed(task: ConstraintTask):
     def seeds(other: ConstraintTask) -> list[int]:
         return [item.draw.seed for item in other.items(UNPLACED) if item.draw is not None]
@@ -128,7 +136,9 @@ def test_an_answer_keeps_the_rule_if_no_word_stands_in_it_anywhere(
     [
         ({"n_items": 81}, r"n_items must be in 1\.\.80, got 81"),
         ({"n_items": 0}, r"n_items must be in 1\.\.80, got 0"),
-        ({"temperature": -1.0}, r"temperature must be in \[0, 100\], got -1"),
+        ({"n_items": 25, "ask_for": "all"}, r"n_items must be in 1\.\.24, got 25"),
+        ({"ask_for": "some"}, r"task\.params\.ask_for: .*, got 'some'"),
+        ({"temperature": -1.0}, r"temperature must be 0 or in \[0\.0001, 100\], got -1"),
         ({"file": "x.json"}, r"task\.params\.file is not a parameter of task 'constraint'; it takes n_items"),
         ({"words": 8}, r"task\.params\.words is not a parameter of task 'constraint'"),
     ],
@@ -170,7 +180,7 @@ def test_task_that_draws_answers_is_refused_without_answer_tokens(
     spec: ExperimentSpec, options: RunOptions, tiny_lm: LanguageModel, recall: TextRecall
 ):
     spec = spec.model_copy(update={"max_new_tokens": 0})
-    with pytest.raises(SpecError, match="max_new_tokens must be at least 1 for task 'constraint'"):
+    with pytest.raises(SpecError, match="max_new_tokens must be at least 1 where task 'constraint'"):
         run(spec, options, tiny_lm, recall)
 
 
@@ -231,11 +241,12 @@ def test_report_names_the_measures_and_tells_length(
     assert "| edited |" in text
 
 
-def test_the_committed_spec_reports_on_64_items_and_plans_for_its_metric_alone():
-    spec = load_spec(SPEC)
+@pytest.mark.parametrize(("name", "n_items"), [("constraint", 64), ("constraint_all_words", 16)])
+def test_committed_specs_plan_for_their_metric_alone(name: str, n_items: int):
+    spec = load_spec(SPECS / f"{name}.yaml")
     task = build_task(spec.task.name, spec.task.params, spec.positions, spec.seed, None)
-    assert sum(item.index % 5 > 0 for item in task.items(UNPLACED)) == 64
+    assert sum(item.index % 5 > 0 for item in task.items(UNPLACED)) == n_items
     assert [cell.label for cell in spec.cells()] == ARMS
     needs = power_for_spec(spec.model_dump(mode="json"))
     assert {need.measure for need in needs} == {"metric"}
-    assert {need.n_items for need in needs} == {64}
+    assert {need.n_items for need in needs} == {n_items}

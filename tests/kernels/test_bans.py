@@ -315,7 +315,13 @@ def test_masks_are_those_of_brute_force_after_every_prefix(name, unchecked_types
         b"badger",
         b"bad ",
     ]
-    prefixes = [*prefixes_of(phrases[:12])[::2], *extra, b"\xf0\x9f", b"badger\xe2", "bad \U0001f5ff".encode()]
+    prefixes = [
+        *prefixes_of(phrases[:12])[::2],
+        *extra,
+        b"\xf0\x9f",
+        b"badger\xe2",
+        "bad \U0001f5ff".encode(),
+    ]
     found = compare_with_reference([masks], prefixes)
     assert found.mismatches == []
     assert found.n_pairs >= (80_000 if phrases[0] == PHRASES[0] and len(phrases) > 10 else 15_000)

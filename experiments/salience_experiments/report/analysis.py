@@ -32,7 +32,6 @@ from salience_experiments.statistics import Interval, clustered_mean, is_binary,
 from salience_experiments.trials import Trial
 from salience_experiments.verdict import ACCURACY_MARGIN, Contrast, compare
 
-
 _LOGPROB_NAMES: dict[Measure, str] = {
     "gold_logprob": "gold-answer log-probability",
     "value": "answer's log-probability without the rule",

@@ -1,7 +1,8 @@
 """Constraint: prompts whose natural answer holds a word that a hard rule bans.
 
-Eight words, ten requests for each: to write about the thing, to explain it, to name it. All eight words are
-banned from every answer. Answers are drawn at a temperature, each item with its own seed, the same in every
+Eight words, ten requests for each: to write about the thing, to explain it, to name it; or requests for all
+eight at once, which hardly any answer fulfils without breaking the rule. All eight words are banned from every
+answer. Answers are drawn at a temperature, each item with its own seed, the same in every
 arm. `score` is whether the answer keeps the rule, by the check that knows nothing of masks; what an answer
 lost by the rule is told by its log-probability under the model itself, by its length and by loops.
 
@@ -11,6 +12,7 @@ Words and requests are this project's own.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from salience_experiments.tasks.base import (
     Draw,
@@ -52,6 +54,12 @@ REQUESTS = (
     "{riddle} Tell me why people remember it.",
 )
 
+REQUESTS_FOR_ALL = (
+    "Write a story in which all of these occur: {words}.",
+    "Write one sentence about each of these: {words}.",
+    "Use all of these words in one paragraph: {words}.",
+)
+
 RULE_TEXT = "Rule: your answer must not contain any of these words, in any form: {words}."
 
 
@@ -59,7 +67,8 @@ RULE_TEXT = "Rule: your answer must not contain any of these words, in any form:
 class ConstraintTask:
     """Requests for banned words; build with `constraint_generated`."""
 
-    n_items: int
+    requests: tuple[tuple[str, str], ...]
+    """(name, request)"""
     temperature: float
     seed: int
     positions: tuple[str, ...] = (UNPLACED,)
@@ -68,18 +77,16 @@ class ConstraintTask:
     def __post_init__(self) -> None:
         if self.positions != (UNPLACED,):
             raise ValueError(f"positions must be [{UNPLACED!r}], as no block is shown, got {self.positions}")
-        if not 1 <= self.n_items <= len(WORDS) * len(REQUESTS):
-            raise ValueError(f"n_items must be in 1..{len(WORDS) * len(REQUESTS)}, got {self.n_items}")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature must be in [0, 100], got {self.temperature:g}")
+        if self.temperature != 0.0 and not 1e-4 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature must be 0 or in [0.0001, 100], got {self.temperature:g}")
 
     @property
     def name(self) -> str:
         return "constraint"
 
     def items(self, position: str) -> Sequence[Item]:
-        """Return the items: the first request for every word, then the second, and so on."""
-        return tuple(self._item(index, position) for index in range(self.n_items))
+        """Return an item for each request."""
+        return tuple(self._item(index, *request, position) for index, request in enumerate(self.requests))
 
     def render(self, item: Item, layout: Layout) -> RenderedPrompt:
         """Return one user message: the request and, where the layout states it, the rule after it.
@@ -98,13 +105,8 @@ class ConstraintTask:
         """Return whether a banned word is there, which nothing after it takes away."""
         return not self.score(item, answer)
 
-    def _item(self, index: int, position: str) -> Item:
-        request, place = divmod(index, len(WORDS))
-        word, other = WORDS[place], WORDS[(place + 1) % len(WORDS)]
-        question = REQUESTS[request].format(
-            word=_with_article(word), other=_with_article(other), riddle=RIDDLES[word]
-        )
-        item_id = f"constraint/{request}/{word}"
+    def _item(self, index: int, name: str, question: str, position: str) -> Item:
+        item_id = f"constraint/{name}"
         return Item(
             item_id=item_id,
             index=index,
@@ -120,13 +122,38 @@ class ConstraintTask:
 
 def constraint_generated(
     *,
-    n_items: int = len(WORDS) * len(REQUESTS),
+    n_items: int | None = None,
+    ask_for: Literal["each", "all"] = "each",
     temperature: float = 1.0,
     seed: int = 0,
     positions: tuple[str, ...] = (UNPLACED,),
 ) -> ConstraintTask:
-    """Return the task over the first `n_items` requests; the seed decides how answers are drawn."""
-    return ConstraintTask(n_items, temperature, seed, positions)
+    """Return the task over the first `n_items` requests (none takes all); the seed decides what is drawn.
+
+    Args:
+        ask_for: "each": 80 requests, the first for every word, then the second, and so on. "all": 24 requests
+            for all words at once, in an order that begins with each of them.
+    """
+    kinds, prefix = (REQUESTS, "") if ask_for == "each" else (REQUESTS_FOR_ALL, "all/")
+    requests = [
+        (f"{prefix}{number}/{word}", kind.format(**_wordings(place)))
+        for number, kind in enumerate(kinds)
+        for place, word in enumerate(WORDS)
+    ]
+    if n_items is not None and not 1 <= n_items <= len(requests):
+        raise ValueError(f"n_items must be in 1..{len(requests)}, got {n_items}")
+    return ConstraintTask(tuple(requests[:n_items]), temperature, seed, positions)
+
+
+def _wordings(place: int) -> dict[str, str]:
+    """What stands in a request for the word at `place`."""
+    turned = [_with_article(word) for word in (*WORDS[place:], *WORDS[:place])]
+    return {
+        "word": turned[0],
+        "other": turned[1],
+        "words": ", ".join(turned),
+        "riddle": RIDDLES[WORDS[place]],
+    }
 
 
 def _with_article(word: str) -> str:

@@ -85,7 +85,7 @@ def ban_token_sequences(
 
 
 def usual_encodings(phrases: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Each phrase as it stands, lower-case, upper-case and in title case, with and without a leading space."""
+    """Each phrase as it stands and in lower, upper and title case, with and without a leading space."""
     spellings = [
         lead + spelling
         for phrase in phrases
