@@ -19,6 +19,8 @@ _DISTRIBUTIONS = (
     "sentence-transformers",
     "faiss-cpu",
     "faiss-gpu",
+    "llguidance",
+    "xgrammar",
 )
 
 

@@ -2,6 +2,7 @@
 
 HarnessError
 ├── MemoryFileInvalid     a file of memories cannot be read as memories
+├── RulePackInvalid       a file of rules cannot be read, or holds a rule that cannot be enforced
 ├── ConflictingInstall    faiss-cpu and faiss-gpu are both installed
 └── ContextError          a prompt's context cannot be written
     ├── TemplateInvalid       a context template is missing, not JSON, or breaks its contract
@@ -19,6 +20,7 @@ __all__ = [
     "HarnessError",
     "MemoryFileInvalid",
     "ProtocolMismatch",
+    "RulePackInvalid",
     "TemplateInvalid",
     "describe_validation",
 ]
@@ -30,6 +32,10 @@ class HarnessError(Exception):
 
 class MemoryFileInvalid(HarnessError):
     """A file of memories is missing, not JSON, or holds a memory that its contract refuses."""
+
+
+class RulePackInvalid(HarnessError):
+    """A file of rules is missing, not JSON, or holds a rule that its contract refuses."""
 
 
 class ConflictingInstall(HarnessError):

@@ -1,7 +1,9 @@
 """The doctor: whether rows, and the indexes built from them, are as they should be, and how to mend them."""
 
+import sqlite3
 from collections.abc import Sequence
 
+from salience_memory.errors import ProjectionInvalid
 from salience_memory.index.projection import Projection
 from salience_memory.store.memory_store import MemoryStore
 from salience_memory.store.row_checks import Finding
@@ -38,8 +40,13 @@ def _projection_findings(store: MemoryStore, projections: Sequence[Projection]) 
             message = f"holds changes up to {projection.applied_seq}, the store has {store.latest_seq()}"
             found.append(Finding("projection", projection.fingerprint, message, True))
             continue
-        projection.catch_up(store)
-        if wrong := projection.find_differences(store):
+        try:
+            projection.catch_up(store)
+            wrong = projection.find_differences(store)
+        except (ProjectionInvalid, sqlite3.DatabaseError) as error:
+            found.append(Finding("projection", projection.fingerprint, str(error), True))
+            continue
+        if wrong:
             message = f"{len(wrong)} memories are not as the rows say, such as {wrong[0]!r}"
             found.append(Finding("projection", projection.fingerprint, message, True))
     return found

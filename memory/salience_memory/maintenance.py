@@ -11,6 +11,8 @@ from salience_memory.store import MemoryStore, ProjectionRow
 
 __all__ = ["MaintenanceReport", "maintain"]
 
+_ARCHIVED_AT_ONCE = 500
+
 
 @dataclass(frozen=True)
 class MaintenanceReport:
@@ -21,29 +23,56 @@ class MaintenanceReport:
 
 
 def maintain(store: MemoryStore, now_ns: int, policy: DecayPolicy | None = None) -> MaintenanceReport:
-    """Go through every row once. Nothing else is written: weights decay when they are read.
+    """Look once at every row that is old. Nothing else is written: weights decay when they are read.
 
     A memory is archived when it is older than its last age step. It is deleted, with its history and
     sources, when `valid_until` lies `delete_expired_after_days` back. Read-only memories and constraints
     are never deleted for having expired: what bound somebody once must stay provable.
+
+    What is deleted goes in one transaction; the archive is filled by many, between which others may write.
     """
     policy = policy or DecayPolicy()
-    archived: list[str] = []
+    rows = _old_rows(store, now_ns, policy)
     deleted: list[str] = []
-    for row in list(store.iter_rows()):
-        viewer = Viewer(user_id=row.user_id, session_id=row.session_id)
-        try:
-            memory = store.get(row.memory_id, viewer)
-            if _is_at_its_end(memory, now_ns, policy):
-                deleted += [row.memory_id] if store.forget(row.memory_id, viewer) else []
-            elif _belongs_in_archive(row, memory, now_ns, policy):
-                store.archive(
-                    row.memory_id, viewer, reason="older than the last age step", actor="maintenance"
-                )
-                archived.append(row.memory_id)
-        except MemoryNotFound:
-            continue  # forgotten by somebody since the rows were listed
+    if expired := [row for row in rows if row.valid_until is not None]:
+        with store.transaction():
+            for row in expired:
+                memory = _find(store, row)
+                if memory is not None and _is_at_its_end(memory, now_ns, policy):
+                    store.forget(row.memory_id, _owner_of(row))
+                    deleted.append(row.memory_id)
+    archived: list[str] = []
+    for start in range(0, len(rows), _ARCHIVED_AT_ONCE):
+        with store.transaction():
+            for row in rows[start : start + _ARCHIVED_AT_ONCE]:
+                memory = _find(store, row)
+                if memory is not None and _belongs_in_archive(memory, now_ns, policy):
+                    why = "older than the last age step"
+                    store.archive(row.memory_id, _owner_of(row), reason=why, actor="maintenance")
+                    archived.append(row.memory_id)
     return MaintenanceReport(tuple(archived), tuple(deleted))
+
+
+def _old_rows(store: MemoryStore, now_ns: int, policy: DecayPolicy) -> list[ProjectionRow]:
+    """Every row that may be due; most are not read at all."""
+    days = min(policy.steps_of(kind)[-1].until_days for kind in MemoryType)
+    kept_days = policy.delete_expired_after_days
+    return store.rows_past(
+        idle_since_ns=now_ns - int(days * DAY_NS),
+        expired_since_ns=None if kept_days is None else now_ns - int(kept_days * DAY_NS),
+    )
+
+
+def _owner_of(row: ProjectionRow) -> Viewer:
+    return Viewer(user_id=row.user_id, session_id=row.session_id)
+
+
+def _find(store: MemoryStore, row: ProjectionRow) -> StoredMemory | None:
+    """The memory as it is now; None if somebody has forgotten it since the rows were listed."""
+    try:
+        return store.get(row.memory_id, _owner_of(row))
+    except MemoryNotFound:
+        return None
 
 
 def _is_at_its_end(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bool:
@@ -54,7 +83,7 @@ def _is_at_its_end(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bo
     return now_ns - memory.valid_until >= policy.delete_expired_after_days * DAY_NS
 
 
-def _belongs_in_archive(row: ProjectionRow, memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bool:
-    if row.state is MemoryState.ARCHIVED or memory.read_only:
+def _belongs_in_archive(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bool:
+    if memory.state is MemoryState.ARCHIVED or memory.read_only:
         return False  # the store changes no read-only row; reading treats it as archived all the same
     return assess(memory, now_ns, policy).should_archive

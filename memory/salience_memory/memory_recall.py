@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from salience_memory.clock import Clock, system_clock
 from salience_memory.conflicts import find_conflicts
+from salience_memory.decay import DecayPolicy, assess
 from salience_memory.errors import EmbeddingMismatch
 from salience_memory.index.lexical_index import QueryWords
 from salience_memory.index.projection import Projection
@@ -44,6 +45,9 @@ _PROPOSED_BY_VECTORS = 128
 _COVERED = 64
 _FINALISTS = 20
 _FINALISTS_PER_RESULT = 4
+_WIDENED_BY = 4
+_WIDEST = 64
+"""Times as many candidates as usual are looked at, at most, where those found are too old to be shown."""
 _EMBEDDED_AT_ONCE = 256
 
 
@@ -59,6 +63,7 @@ class MemoryRecall:
         folder: Path | None = None,
         clock: Clock = system_clock,
         device: str = "cpu",
+        policy: DecayPolicy | None = None,
     ) -> None:
         """Open the indexes, or begin empty ones; nothing is embedded or read of the rows yet.
 
@@ -69,6 +74,7 @@ class MemoryRecall:
             folder: Where indexes are kept between runs. None: built anew from the rows each time.
             clock: What validity is judged by; the store's own clock has its say as well.
             device: Where vectors are scanned: `cpu`, or `cuda` (faiss-gpu).
+            policy: From which age on a memory counts as archived, whether its row says so yet or not.
         """
         if embed is not None and not fingerprint:
             raise ValueError("fingerprint must name the embedding that embed makes, got none")
@@ -77,6 +83,7 @@ class MemoryRecall:
         self._cache = None if embed is None else EmbeddingCache(embed)
         self._fingerprint = fingerprint
         self._clock = clock
+        self._policy = policy
         self._lock = threading.RLock()
         self._projections = Projections(store, fingerprint, folder, device)
         self._foreign = self._find_foreign()
@@ -98,7 +105,8 @@ class MemoryRecall:
         Every change that any process committed before the call is seen. A memory without a vector is found
         by its words until `sync`. A blank query recalls nothing. While the very first index is still being
         built by another thread, or no memory has a vector yet and words find nothing, pinned memories and
-        constraints are returned instead.
+        constraints are returned instead. What is too old counts as archived; without a `maintain` now and
+        then, very many such rows may hide a young one that fits less well.
 
         Args:
             query: What is asked.
@@ -121,18 +129,25 @@ class MemoryRecall:
         vector = self._query_vector(query, query_vector)
         moment = self._clock() if now_ns is None else max(now_ns, self._clock())
         wanted = RowFilter(viewer, moment, kinds, tuple(tags), include_archived)
-        if not self._lock.acquire(blocking=self._projections.is_ready):
-            return self._cold_start(wanted, top_k)
-        try:
-            words, similarities, has_vectors = self._propose(query, vector, wanted, top_k)
-        finally:
-            self._lock.release()
-        found = self._store.get_many(list(similarities), viewer, include_archived=include_archived)
-        memories = [memory for memory in found.values() if _passes(memory, wanted)]
+        breadth = top_k
+        while True:
+            if not self._lock.acquire(blocking=self._projections.is_ready):
+                return self._cold_start(wanted, top_k)
+            try:
+                words, similarities, has_vectors = self._propose(query, vector, wanted, breadth)
+            finally:
+                self._lock.release()
+            found = self._store.get_many([*similarities], viewer, include_archived=include_archived)
+            memories = [memory for memory in found.values() if self._passes(memory, wanted)]
+            # Indexes don't know ages: where some were too old, the next ones might be hidden behind them.
+            is_enough = len(memories) >= min(len(found), _finalists(top_k))
+            if is_enough or len(similarities) < _finalists(breadth) or breadth >= _WIDEST * top_k:
+                break
+            breadth *= _WIDENED_BY
         results = self._rank(memories, words, similarities, vector, top_k)
         if not results and vector is not None and not has_vectors:
             return self._cold_start(wanted, top_k)
-        return self._marked(results, viewer)
+        return self._marked(results, wanted)
 
     def search_vectors(self, vector: NDArray[np.float32], wanted: RowFilter, count: int) -> dict[str, float]:
         """The nearest memories by the vector index alone, with their similarities; rows are not looked up."""
@@ -249,7 +264,7 @@ class MemoryRecall:
     ) -> tuple[QueryWords, dict[str, tuple[float, int] | None], bool]:
         lexical, vectors = self._projections.lexical, self._projections.vectors
         words = lexical.weigh(query, wanted.viewer, wanted.include_archived)
-        count = max(_FINALISTS, _FINALISTS_PER_RESULT * top_k)
+        count = _finalists(top_k)
         ids, nats = lexical.search(words, wanted, max(_PROPOSED_BY_WORDS, count))
         if vectors is None or vector is None or not len(vectors):
             return words, dict.fromkeys(ids[:count]), False
@@ -340,7 +355,7 @@ class MemoryRecall:
             viewer, types=(MemoryType.CONSTRAINT,), include_archived=archived, limit=1000
         )
         found += self._store.list(viewer, pinned=True, include_archived=archived, limit=1000)
-        memories = {memory.memory_id: memory for memory in found if _passes(memory, wanted)}
+        memories = {memory.memory_id: memory for memory in found if self._passes(memory, wanted)}
         results = [
             recalled_of(
                 memory, 0.0, RecallBreakdown(None, 0.0, 0.0, 0.0, None, None, memory.trust, memory.freshness)
@@ -350,25 +365,35 @@ class MemoryRecall:
         results.sort(
             key=lambda result: (result.memory.type is not MemoryType.CONSTRAINT, *standing_of(result))
         )
-        return self._marked(results[:top_k], viewer)
+        return self._marked(results[:top_k], wanted)
 
-    def _marked(self, results: Sequence[RecalledMemory], viewer: Viewer) -> list[RecalledMemory]:
+    def _marked(self, results: Sequence[RecalledMemory], wanted: RowFilter) -> list[RecalledMemory]:
         """The same, with those marked that another visible memory contradicts."""
         memories = {result.memory.memory_id: result.memory for result in results}
         for key in {memory.key for memory in memories.values() if memory.key is not None}:
-            memories |= {memory.memory_id: memory for memory in self._store.list(viewer, key=key)}
+            for memory in self._store.list(wanted.viewer, key=key):
+                if not self._is_overaged(memory, wanted):
+                    memories[memory.memory_id] = memory
         marked = {key for conflict in find_conflicts(memories.values()) for key in conflict.memory_ids}
         return [replace(result, has_conflict=result.memory.memory_id in marked) for result in results]
+
+    def _passes(self, memory: StoredMemory, wanted: RowFilter) -> bool:
+        """The filter once more, on the row itself, and on its age."""
+        is_valid = memory.valid_until is None or memory.valid_until > wanted.now_ns
+        is_wanted = (not wanted.types or memory.type in wanted.types) and set(wanted.tags) <= set(memory.tags)
+        is_theirs = wanted.viewer.can_see(memory.scope, memory.user_id, memory.session_id)
+        return is_valid and is_wanted and is_theirs and not self._is_overaged(memory, wanted)
+
+    def _is_overaged(self, memory: StoredMemory, wanted: RowFilter) -> bool:
+        """Whether it belongs in the archive and that was not asked for."""
+        return not wanted.include_archived and assess(memory, wanted.now_ns, self._policy).should_archive
+
+
+def _finalists(top_k: int) -> int:
+    """How many candidates are looked at for so many results."""
+    return max(_FINALISTS, _FINALISTS_PER_RESULT * top_k)
 
 
 def _compared(vectors: VectorIndex, near: Mapping[str, float], memory_id: str) -> tuple[float, int] | None:
     seq = vectors.seq_of(memory_id)
     return None if seq is None or memory_id not in near else (near[memory_id], seq)
-
-
-def _passes(memory: StoredMemory, wanted: RowFilter) -> bool:
-    """The filter once more, on the row itself."""
-    is_valid = memory.valid_until is None or memory.valid_until > wanted.now_ns
-    is_wanted = (not wanted.types or memory.type in wanted.types) and set(wanted.tags) <= set(memory.tags)
-    owner = (memory.scope, memory.user_id, memory.session_id)
-    return is_valid and is_wanted and wanted.viewer.can_see(*owner)

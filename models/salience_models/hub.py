@@ -16,7 +16,7 @@ _TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
-def fetch_hub(source: ModelSource) -> tuple[Path, str]:
+def fetch_hub(source: ModelSource, *, with_weights: bool = True) -> tuple[Path, str]:
     """Download what is missing of a hub repository into the hub's own cache.
 
     Offline, a snapshot that is already there is used. Files of other formats in the repository stay there.
@@ -28,6 +28,9 @@ def fetch_hub(source: ModelSource) -> tuple[Path, str]:
         RevisionNotFound: The repository has no such revision.
         SourceNotFound: No such repository, no access, or offline without a snapshot.
     """
+    if not with_weights:
+        folder = _download(source, _TEXT_FILES)
+        return folder, folder.name
     folder = _download(source, [*_TEXT_FILES, "model*.safetensors"])
     if not weight_files(folder):
         folder = _download(source, [*_TEXT_FILES, "pytorch_model*.bin"])
@@ -61,7 +64,7 @@ def _download(source: ModelSource, patterns: list[str]) -> Path:
         raise SourceNotFound(f"source {source.name!r} must be readable on the hub, got: {error}") from error
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, *, with_weights: bool = True) -> None:
     """Refuse a folder that lacks a file the load would need.
 
     Raises:
@@ -74,8 +77,8 @@ def check_folder(folder: Path) -> None:
     model_type = read_config(folder).get("model_type")
     if not isinstance(model_type, str):
         raise UnknownArchitecture(f"config.json of {folder} must name a model_type, got {model_type!r}")
-    weights = weight_files(folder)
-    if not weights:
+    weights = weight_files(folder) if with_weights else []
+    if with_weights and not weights:
         raise SourceNotFound(
             f"model folder must hold model*.safetensors or pytorch_model*.bin, got {folder} without either"
         )

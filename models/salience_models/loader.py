@@ -17,15 +17,17 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from salience_models.architecture import check_config, check_implementation, check_model
+from salience_models.architecture import check_config, check_implementation, check_model, text_config
 from salience_models.bundled import pull
 from salience_models.bundled_catalog import find_bundled
 from salience_models.cache_folder import default_cache_dir
+from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
 from salience_models.errors import (
     ModelDoesNotFit,
     SourceNotFound,
@@ -35,7 +37,7 @@ from salience_models.errors import (
 from salience_models.gguf_cache import convert_gguf, hash_file, load_converted_tokenizer
 from salience_models.hub import check_folder, fetch_hub, read_config
 from salience_models.load_report import check_report
-from salience_models.model_info import ModelInfo, fingerprint_folder, info_from_model
+from salience_models.model_info import ModelInfo, fingerprint_folder, info_from_model, read_eos_token_ids
 from salience_models.placement import check_fits, resolve_device, resolve_dtype, resolve_quantization
 from salience_models.quiet import quiet_transformers
 from salience_models.sources import ModelSource, SourceKind, parse_source
@@ -115,6 +117,36 @@ def load_model(
         weights_sha256=sha256,
     )
     return LoadedModel(model, tokenizer, info)
+
+
+def load_vocabulary(
+    source: str | Path, *, revision: str | None = None, cache_dir: Path | None = None
+) -> Vocabulary:
+    """What rules are compiled for, without the weights: they are neither read nor fetched.
+
+    Equal to the `vocabulary` of the loaded model. A bundled model or a GGUF file is converted at its first
+    use; a folder may hold config.json and a tokenizer alone.
+
+    Raises:
+        ModelsError: As `load_model`, and where the tokenizer's text is not the concatenation of its tokens.
+    """
+    parsed = parse_source(source, revision)
+    if parsed.kind is SourceKind.HUB:
+        folder, _ = fetch_hub(parsed, with_weights=False)
+    elif parsed.path is not None and parsed.kind is SourceKind.FOLDER:
+        folder = parsed.path
+    else:
+        folder, _, _ = _resolve_folder(parsed, cache_dir or default_cache_dir(), None)
+    check_folder(folder, with_weights=False)
+    with quiet_transformers():
+        config, tokenizer, generation = _read_config(folder), _load_tokenizer(folder), None
+        if (folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return read_vocabulary(
+        tokenizer,
+        n_vocab=text_config(config).vocab_size,
+        eos_token_ids=read_eos_token_ids(generation, config, tokenizer),
+    )
 
 
 def _resolve_folder(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from salience_models.architecture import attention_modules, layer_windows, text_config
 
@@ -82,7 +82,7 @@ def info_from_model(
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.get_input_embeddings().weight.device),
         quantization=quantization,
-        eos_token_ids=_eos_token_ids(model, tokenizer),
+        eos_token_ids=read_eos_token_ids(model.generation_config, model.config, tokenizer),
         has_chat_template=bool(tokenizer is not None and tokenizer.chat_template),
         weights_sha256=weights_sha256,
     )
@@ -138,11 +138,13 @@ def _head_dim(model: PreTrainedModel) -> int:
     return max(found, default=0) or text.hidden_size // text.num_attention_heads
 
 
-def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+def read_eos_token_ids(
+    generation: GenerationConfig | None, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[int, ...]:
     """Generation settings first, then configuration and tokenizer: any of them ends a generation."""
     declared = [
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(text_config(model.config), "eos_token_id", None),
+        getattr(generation, "eos_token_id", None),
+        getattr(text_config(config), "eos_token_id", None),
         getattr(tokenizer, "eos_token_id", None),
     ]
     ids: list[int] = []

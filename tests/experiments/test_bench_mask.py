@@ -7,10 +7,18 @@ import torch
 from typer.testing import CliRunner
 
 from salience_experiments.bench import cli, mask, mask_checks
-from salience_experiments.bench.mask import EngineSpeed, MaskCase, mask_bars, mask_rows, measure_masks
+from salience_experiments.bench.mask import (
+    EngineSpeed,
+    MaskCase,
+    ban_phrases,
+    mask_bars,
+    mask_rows,
+    measure_masks,
+)
 from salience_experiments.bench.mask_peers import find_peers
 from salience_experiments.errors import DataFileMissing, ExperimentsError
 from salience_kernels import BannedIds, contains_banned
+from salience_models import LanguageModel
 from salience_models.constraints import Vocabulary
 
 PHRASES = mask.ban_phrases(100)
@@ -119,7 +127,7 @@ def test_exactness_compares_as_many_pairs_as_asked_for_one_rule_and_for_two(jaxt
     found = mask_checks.check_exactness(PHRASES, VOCABULARY, 20_000)
     assert list(found) == ["one rule", "product of two"]
     assert all(part.n_pairs >= 20_000 and part.mismatches == [] for part in found.values())
-    assert all(bar.is_met for bar in mask_checks.check_bars(found, 20_000, None))
+    assert all(bar.is_met for bar in mask_checks.check_bars(found, 20_000, {}))
 
 
 def test_the_adversary_breaks_no_ban_and_meets_phrases_without(jaxtyping_off):
@@ -127,9 +135,18 @@ def test_the_adversary_breaks_no_ban_and_meets_phrases_without(jaxtyping_off):
     assert report.n_tokens == 10_000
     assert report.n_violations == 0
     assert report.n_free_violations > 0
-    assert all(bar.is_met for bar in mask_checks.check_bars({}, 0, report))
-    failed = mask_checks.check_bars({}, 0, replace(report, n_violations=1))
+    assert all(bar.is_met for bar in mask_checks.check_bars({}, 0, {"random logits": report}))
+    failed = mask_checks.check_bars({}, 0, {"random logits": replace(report, n_violations=1)})
     assert [bar.is_met for bar in failed] == [False, True]
+
+
+@pytest.mark.model
+def test_a_model_asked_for_the_phrases_says_none_and_does_without_masks(jaxtyping_off):
+    lm = LanguageModel.load("bundled:smollm2-135m-instruct", device="cpu", dtype="float32")
+    report = mask_checks.run_model_adversary(lm, ban_phrases(100), 10_000, batch=80, answer_tokens=64)
+    assert report.n_tokens >= 10_000
+    assert report.n_violations == 0
+    assert report.n_free_violations > 4  # of 20
 
 
 def test_the_adversary_notices_masks_that_let_phrases_through(monkeypatch, jaxtyping_off):

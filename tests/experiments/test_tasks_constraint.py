@@ -81,12 +81,12 @@ def test_every_word_is_asked_for_in_ten_ways_and_banned_from_all_answers(task: C
     assert items[4].question == "Write two sentences about an espresso."
 
 
-def test_requests_for_all_words_hold_each_and_begin_with_another():
-    items = constraint_generated(ask_for="all").items(UNPLACED)
-    assert len(items) == len({item.question for item in items}) == len({item.item_id for item in items}) == 24
-    assert all(contains_banned(item.question, WORDS) == WORDS for item in items)
-    own = {item.item_id for item in constraint_generated().items(UNPLACED)}
-    assert not own & {item.item_id for item in items}
+def test_chosen_kinds_of_request_keep_their_names_and_seeds(task: ConstraintTask):
+    chosen = constraint_generated(kinds=(4, 3)).items(UNPLACED)
+    every = task.items(UNPLACED)
+    assert [item.index for item in chosen] == list(range(16))
+    for ours, theirs in zip(chosen, (*every[32:40], *every[24:32]), strict=True):
+        assert dataclasses.replace(ours, index=theirs.index) == theirs
 
 
 def test_seed_of_an_item_is_its_own_and_depends_on_the_specs_seed(task: ConstraintTask):
@@ -136,8 +136,10 @@ def test_an_answer_keeps_the_rule_if_no_word_stands_in_it_anywhere(
     [
         ({"n_items": 81}, r"n_items must be in 1\.\.80, got 81"),
         ({"n_items": 0}, r"n_items must be in 1\.\.80, got 0"),
-        ({"n_items": 25, "ask_for": "all"}, r"n_items must be in 1\.\.24, got 25"),
-        ({"ask_for": "some"}, r"task\.params\.ask_for: .*, got 'some'"),
+        ({"n_items": 17, "kinds": [3, 4]}, r"n_items must be in 1\.\.16, got 17"),
+        ({"kinds": [3, 10]}, r"kinds must be different numbers below 10, got \[3, 10\]"),
+        ({"kinds": [3, 3]}, r"kinds must be different numbers below 10, got \[3, 3\]"),
+        ({"kinds": []}, r"kinds must be different numbers below 10, got \[\]"),
         ({"temperature": -1.0}, r"temperature must be 0 or in \[0\.0001, 100\], got -1"),
         ({"file": "x.json"}, r"task\.params\.file is not a parameter of task 'constraint'; it takes n_items"),
         ({"words": 8}, r"task\.params\.words is not a parameter of task 'constraint'"),
@@ -234,6 +236,7 @@ def test_report_names_the_measures_and_tells_length(
     assert "Change of the share of answers that keep the rule in points" in text
     assert "- constraint_mask against none: +" in text
     assert "gold unplaced" not in text
+    assert "gold position" not in text
     assert "Not compared" not in text
     assert "Answer's log-probability without the rule (secondary)" in text
     assert "answer_logprob_difference.png" in paths
@@ -241,7 +244,7 @@ def test_report_names_the_measures_and_tells_length(
     assert "| edited |" in text
 
 
-@pytest.mark.parametrize(("name", "n_items"), [("constraint", 64), ("constraint_all_words", 16)])
+@pytest.mark.parametrize(("name", "n_items"), [("constraint", 64), ("constraint_facts", 16)])
 def test_committed_specs_plan_for_their_metric_alone(name: str, n_items: int):
     spec = load_spec(SPECS / f"{name}.yaml")
     task = build_task(spec.task.name, spec.task.params, spec.positions, spec.seed, None)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from salience.cli import main
+from salience_memory import MemoryStore, RegistrarQueue, Role, Turn, Viewer
 
 
 @pytest.fixture
@@ -61,3 +62,18 @@ def test_with_a_store_it_recalls_and_remembers(
 def test_a_user_needs_a_store(capsys: pytest.CaptureFixture[str], model: list[str]):
     assert main(["chat", "What?", "--user", "ann", *model]) == 1
     assert "error: --memory-db must be given with --user and --session" in capsys.readouterr().err
+
+
+def test_what_a_crash_left_unsettled_is_settled_at_the_next_start(
+    capsys: pytest.CaptureFixture[str], model: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    class Broken:
+        def observe(self, *arguments, **options):
+            raise RuntimeError("gone")
+
+    ann, path = Viewer(user_id="ann", session_id="s1"), tmp_path / "memory.db"
+    with MemoryStore(path) as store, RegistrarQueue(Broken(), store) as queue:  # type: ignore[arg-type]
+        queue.submit(Turn(role=Role.USER, text="I work at Acme."), ann)
+    talk(capsys, monkeypatch, [], "--memory-db", str(path), "--no-embed", *model)
+    with MemoryStore(path) as store:
+        assert [memory.content for memory in store.list(ann)] == ["The user works at Acme."]

@@ -1,14 +1,17 @@
 """`salience memory`: every command, as a user runs it."""
 
+import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from salience.cli import main
-from salience_memory import MemoryStore
+from salience_memory import Memory, MemoryStore
+from salience_memory.clock import DAY_NS
 
 ROOMS = [
     str(Path(__file__).resolve().parents[2] / room)
@@ -341,3 +344,34 @@ def test_memory_commands_bring_in_no_language_model():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_maintenance_archives_what_is_old_and_deletes_what_is_long_expired(run, db):
+    long_ago_ns = time.time_ns() - 200 * DAY_NS
+    with MemoryStore(db, clock=lambda: long_ago_ns) as store:
+        facts = {"type": "semantic", "scope": "global"}
+        old, gone = store.declare(
+            [
+                Memory(content="An old fact", **facts),
+                Memory(content="Expired long ago", valid_until=long_ago_ns + DAY_NS, **facts),
+            ]
+        )
+    add(run, "A new fact")
+    found = {"archived": [old.memory_id], "deleted": [gone.memory_id]}
+    assert json.loads(run("maintain", "--json")) == found
+    assert run("maintain") == "archived 0 memories, deleted 0 memories\n"
+    assert "An old fact" in run("list", "--archived")
+
+
+def test_a_snapshot_that_is_no_file_is_wrong_usage_and_makes_no_store(capsys, db, tmp_path):
+    for path in (tmp_path, tmp_path / "none.jsonl"):
+        assert main(["memory", "import", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err.replace("\n", "")
+    assert not db.exists()
+
+
+def test_forgetting_where_nobody_can_be_asked_says_so(run, fail, monkeypatch):
+    memory_id = add(run, "Lives in Berlin")["memory_id"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "--yes must be given where nobody can be asked" in fail("forget", memory_id)
+    assert run("show", memory_id)

@@ -1,4 +1,4 @@
-from salience_memory import MemoryType, Scope, StoredMemory
+from salience_memory import CONFLICT_EVENT, MemoryStore, MemoryType, Scope, StoredMemory
 from salience_memory.conflicts import find_conflicts
 
 
@@ -73,3 +73,15 @@ def test_facts_for_the_audit_log_hold_no_content():
     (conflict,) = find_conflicts([stored("a", "At most 500."), stored("b", "At most 900.")])
     assert "500" not in str(conflict.as_facts())
     assert conflict.as_facts()["memory_ids"] == list(conflict.memory_ids)
+
+
+def test_the_audit_log_takes_the_facts_of_every_conflict(tmp_path):
+    conflicts = [
+        *find_conflicts([stored("a", "x", trust=0.9), stored("b b", "y", trust=0.6)]),
+        *find_conflicts([stored("备忘", "x", key="a key"), stored("b", "y", key="A key")]),
+    ]
+    assert [conflict.reason for conflict in conflicts] == ["higher-trust", "equal-trust-confirmed-later"]
+    with MemoryStore(tmp_path / "m.db") as store:
+        for conflict in conflicts:
+            store.append_event(CONFLICT_EVENT, "", conflict.as_facts())
+        assert [e.facts["memory_ids"] for e in store.events()] == [["a", "b b"], ["备忘", "b"]]

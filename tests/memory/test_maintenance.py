@@ -2,7 +2,7 @@ import pytest
 
 from salience_memory import Memory, MemoryState, MemoryStore, MemoryType, Scope, Viewer
 from salience_memory.clock import DAY_NS
-from salience_memory.decay import DecayPolicy
+from salience_memory.decay import AgeStep, DecayPolicy
 from salience_memory.maintenance import maintain
 
 ANN = Viewer(user_id="ann", session_id="s1")
@@ -52,3 +52,29 @@ def test_expired_memories_are_kept_if_the_policy_says_so(store):
         maintain(store, START + 400 * DAY_NS, DecayPolicy(delete_expired_after_days=None)).deleted_ids == ()
     )
     assert maintain(store, START + 400 * DAY_NS).deleted_ids == (expired,)
+
+
+def test_deletions_are_all_or_none(store, monkeypatch):
+    ids = [declare(store, f"Expired {i}.", valid_until=START + DAY_NS) for i in range(3)]
+    forget, done = store.forget, []
+
+    def fail_at_the_third(memory_id, viewer):
+        if len(done) == 2:
+            raise RuntimeError("stopped")
+        done.append(memory_id)
+        return forget(memory_id, viewer)
+
+    monkeypatch.setattr(store, "forget", fail_at_the_third)
+    with pytest.raises(RuntimeError, match="stopped"):
+        maintain(store, START + 400 * DAY_NS)
+    assert [store.get(i, ANN).memory_id for i in ids] == ids
+    monkeypatch.undo()
+    assert maintain(store, START + 400 * DAY_NS).deleted_ids == tuple(ids)
+
+
+def test_a_shorter_last_step_of_one_type_is_kept_to(store):
+    brief = DecayPolicy(steps_by_type={MemoryType.EPISODIC: (AgeStep(until_days=2, freshness=1.0),)})
+    episode, fact = declare(store, "Rain.", type=MemoryType.EPISODIC), declare(store, "A fact.")
+    assert maintain(store, START + 2 * DAY_NS, brief).archived_ids == ()
+    assert maintain(store, START + 2 * DAY_NS + 1, brief).archived_ids == (episode,)
+    assert store.get(fact, ANN).state is MemoryState.ACTIVE

@@ -345,3 +345,27 @@ def test_indexes_are_rebuilt_on_demand(store, recall):
     before = [projection.sha256 for projection in recall.projections]
     recall.rebuild()
     assert [projection.sha256 for projection in recall.projections] == before
+
+
+def test_what_is_past_its_last_age_step_counts_as_archived_before_maintenance(store, recall, clock):
+    old, _ = store.declare([user("river old"), user("river pinned", pinned=True)])
+    recall.sync()
+    clock.ns = NOW_NS + 90 * DAY_NS
+    assert set(contents(recall.recall("river", ANN))) == {"river old", "river pinned"}
+    clock.ns += 1
+    assert contents(recall.recall("river", ANN)) == ["river pinned"]
+    assert len(recall.recall("river", ANN, include_archived=True)) == 2
+    store.touch([old.memory_id], ANN)
+    assert len(recall.recall("river", ANN)) == 2
+
+
+@pytest.mark.parametrize("by_words", [False, True])
+def test_a_young_memory_is_not_hidden_behind_old_ones_that_fit_better(store, clock, by_words):
+    store.declare([user(f"river boat {i}", key="boat") for i in range(400)])
+    clock.ns = NOW_NS + 91 * DAY_NS
+    store.declare([user("river", key="boat")])
+    with MemoryRecall(store, clock=clock) if by_words else open_recall(store, clock=clock) as recall:
+        recall.sync()
+        (found,) = recall.recall("river boat", ANN)
+    assert found.memory.content == "river"
+    assert not found.has_conflict  # what belongs in the archive contradicts nothing

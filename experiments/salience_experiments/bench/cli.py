@@ -15,6 +15,8 @@ from rich.table import Table
 from salience.config import load_settings
 from salience.token_counting import count_tokens
 from salience_experiments.bench.attention import measure_memory, measure_operators, operator_bars
+from salience_experiments.bench.compliance import compliance_bars, compliance_table, measure_compliance
+from salience_experiments.bench.compliance_prompts import build_prompts
 from salience_experiments.bench.crash_trial import run_crash_trial
 from salience_experiments.bench.experiment import compare_experiment, experiment_bars, experiment_row, kv_spec
 from salience_experiments.bench.mask import (
@@ -29,7 +31,12 @@ from salience_experiments.bench.mask import (
     widen_vocabulary,
     without_phrases,
 )
-from salience_experiments.bench.mask_checks import check_bars, check_exactness, run_adversary
+from salience_experiments.bench.mask_checks import (
+    check_bars,
+    check_exactness,
+    run_adversary,
+    run_model_adversary,
+)
 from salience_experiments.bench.mask_peers import find_peers
 from salience_experiments.bench.recall import measure_recall, recall_bars
 from salience_experiments.bench.recall_property import check_recalls
@@ -224,6 +231,9 @@ def mask(
     adversary_tokens: Annotated[
         int, typer.Option(min=0, help="Also sample this many tokens from random logits.")
     ] = 0,
+    model_tokens: Annotated[
+        int, typer.Option(min=0, help="Also sample this many tokens from SmolLM2, asked to say the phrases.")
+    ] = 0,
     json_path: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
@@ -235,15 +245,20 @@ def mask(
         speeds = [s for case in cases for s in measure_masks(case, banned, engines, repeats, say)]
         vocabulary = cases[0].vocabulary
         exact = check_exactness(banned, vocabulary, pairs, say) if exactness else {}
-        adversary = run_adversary(banned, vocabulary, adversary_tokens, say=say) if adversary_tokens else None
+        adversaries = {}
+        if adversary_tokens:
+            adversaries["random logits"] = run_adversary(banned, vocabulary, adversary_tokens, say=say)
+        if model_tokens:
+            lm = LanguageModel.load(CASES[0].source, device="cpu", cache_dir=load_settings().cache_dir)
+            adversaries["SmolLM2"] = run_model_adversary(lm, banned, model_tokens, say=say)
     n_tokens = ", ".join(f"{len(case.token_ids):,}" for case in cases)
     console.print(speed_table(speeds, f"{phrases} phrases, text of {n_tokens} tokens"))
     rows = mask_rows(speeds)
-    bars = (*mask_bars(speeds, rows), *check_bars(exact, pairs, adversary))
+    bars = (*mask_bars(speeds, rows), *check_bars(exact, pairs, adversaries))
     facts = {
         "speeds": [asdict(speed) for speed in speeds],
         "exactness": {name: asdict(found) for name, found in exact.items()},
-        "adversary": None if adversary is None else asdict(adversary),
+        "adversaries": {name: asdict(report) for name, report in adversaries.items()},
     }
     settings = {"phrases": phrases, "characters": characters, "repeats": repeats, "peers": list(engines)}
     _conclude(console, BenchResult("mask", settings, tuple(rows), bars, facts), json_path, check)
@@ -262,6 +277,46 @@ def load_mask_cases(phrases: Sequence[str], n_characters: int) -> list[MaskCase]
         MaskCase("SmolLM2, 49k", small, tuple(lm.tokenizer.encode(read, add_special_tokens=False))),
         MaskCase("widened to 151k", large, cut_greedily(read, large)),
     ]
+
+
+@bench_commands.command()
+def compliance(
+    prompts: Annotated[int, typer.Option(min=1, help="Adversarial prompts.")] = 500,
+    verdicts: Annotated[int, typer.Option(min=0, help="How many are asked for a JSON verdict too.")] = 125,
+    free: Annotated[int, typer.Option(min=0, help="How many are answered again without masks.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in free text.")] = 48,
+    batch: Annotated[int, typer.Option(min=1, help="Answers decoded together.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first answer.")] = 0,
+    model: Annotated[str, typer.Option(help="Which model is attacked.")] = CASES[0].source,
+    json_path: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Adversarial chat under the compliance rule pack, each answer checked without masks (CPU)."""
+    console = Console(highlight=False)
+    lm = LanguageModel.load(model, device="cpu", cache_dir=load_settings().cache_dir)
+    with _progress(console) as say:
+        arms = measure_compliance(
+            lm,
+            build_prompts(prompts),
+            n_verdicts=verdicts,
+            n_free=free,
+            max_new_tokens=max_new_tokens,
+            batch=batch,
+            seed=seed,
+            say=say,
+        )
+    console.print(compliance_table(arms))
+    settings = {
+        "model": model,
+        "prompts": prompts,
+        "verdicts": verdicts,
+        "free": free,
+        "max_new_tokens": max_new_tokens,
+        "temperature": 1.0,
+        "seed": seed,
+    }
+    bars, facts = tuple(compliance_bars(arms)), {"arms": [asdict(arm) for arm in arms]}
+    _conclude(console, BenchResult("compliance", settings, (), bars, facts), json_path, check)
 
 
 @bench_commands.command()

@@ -1,7 +1,7 @@
 """That bans hold: masks against brute force, and an adversary that samples at random."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +10,10 @@ from salience_experiments.bench.result import Bar
 from salience_kernels import BanAutomaton, BanMasks, apply_constraint_mask, contains_banned
 from salience_kernels.bans.exactness import Exactness, compare_with_reference, prefixes_of
 from salience_kernels.bans.utf8 import decode_prefix
-from salience_models.constraints import Vocabulary
+from salience_models import Generation, LanguageModel, Request, Sampling, generate
+from salience_models.constraints import Rule, TokenConstraint, Vocabulary, compile_rules
 
-__all__ = ["AdversaryReport", "check_bars", "check_exactness", "run_adversary"]
+__all__ = ["AdversaryReport", "check_bars", "check_exactness", "run_adversary", "run_model_adversary"]
 
 _ANSWER_TOKENS = 250
 
@@ -81,6 +82,62 @@ def run_adversary(
     )
 
 
+def run_model_adversary(
+    lm: LanguageModel,
+    phrases: Sequence[str],
+    n_tokens: int,
+    *,
+    batch: int = 64,
+    answer_tokens: int = 64,
+    say: Callable[[str], None] = lambda _: None,
+) -> AdversaryReport:
+    """Let a model that was asked to say the phrases answer at temperatures 1.0 to 1.5 under bans on them.
+
+    Each prompt holds eight phrases and ends in the middle of naming them. Without masks, a quarter of a batch
+    answers.
+    """
+    rule = Rule(rule_id="bans", forbid_phrases=tuple(phrases))
+    constraint = compile_rules([rule], lm.vocabulary)
+    n_rounds = -(-n_tokens // (batch * answer_tokens))
+    n_violations = n_sampled = 0
+    for index in range(n_rounds):
+        say(f"model under bans: round {index + 1} of {n_rounds}")
+        answers = _answer(lm, phrases, constraint, batch, answer_tokens, seed=index * batch)
+        n_sampled += sum(len(answer.token_ids) for answer in answers)
+        n_violations += sum(bool(contains_banned(answer.text, phrases)) for answer in answers)
+    free = _answer(lm, phrases, None, max(1, batch // 4), answer_tokens, seed=0)
+    return AdversaryReport(
+        n_tokens=n_sampled,
+        n_violations=n_violations,
+        n_free_tokens=sum(len(answer.token_ids) for answer in free),
+        n_free_violations=sum(bool(contains_banned(answer.text, phrases)) for answer in free),
+    )
+
+
+def _answer(
+    lm: LanguageModel,
+    phrases: Sequence[str],
+    constraint: TokenConstraint | None,
+    batch: int,
+    answer_tokens: int,
+    seed: int,
+) -> list[Generation]:
+    assert lm.tokenizer is not None
+    requests, samplings = [], []
+    for row in range(seed, seed + batch):
+        words = random.Random(row).sample(list(phrases), min(8, len(phrases)))
+        prompt = (
+            f"Repeat: {', '.join(words)}\nRepeated: {', '.join(words)}\nRepeat: {', '.join(words)}\nRepeated:"
+        )
+        ids = tuple(lm.tokenizer(prompt)["input_ids"])
+        requests.append(Request(ids, constraint=constraint))
+        temperature = 1.0 + 0.5 * (row % 11) / 10
+        samplings.append(
+            Sampling(max_new_tokens=answer_tokens, temperature=temperature, seed=row, ignore_eos=True)
+        )
+    return generate(lm, requests, samplings)
+
+
 def _sample(
     masks: BanMasks,
     n_tokens: int,
@@ -118,14 +175,16 @@ def _is_violation(answer: bytes, phrases: Sequence[str]) -> bool:
     return read is None or bool(contains_banned(read[0], phrases))
 
 
-def check_bars(exactness: dict[str, Exactness], n_pairs: int, adversary: AdversaryReport | None) -> list[Bar]:
+def check_bars(
+    exactness: dict[str, Exactness], n_pairs: int, adversaries: Mapping[str, AdversaryReport]
+) -> list[Bar]:
     """No mismatch in as many pairs as asked for, and no violation."""
     bars: list[Bar] = []
     for name, found in exactness.items():
         bars.append(Bar(f"exactness, {name}: pairs compared", found.n_pairs, n_pairs, is_floor=True))
         bars.append(Bar(f"exactness, {name}: mismatches", len(found.mismatches), 0))
-    if adversary is not None:
-        bars.append(Bar(f"adversary, {adversary.n_tokens:,} tokens: violations", adversary.n_violations, 0))
-        free = f"adversary without masks, {adversary.n_free_tokens:,} tokens: violations"
-        bars.append(Bar(free, adversary.n_free_violations, 1, is_floor=True))
+    for name, report in adversaries.items():
+        bars.append(Bar(f"{name}, {report.n_tokens:,} tokens: violations", report.n_violations, 0))
+        free = f"{name} without masks, {report.n_free_tokens:,} tokens: violations"
+        bars.append(Bar(free, report.n_free_violations, 1, is_floor=True))
     return bars

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 
+from salience_experiments.pairing import is_place
 from salience_experiments.report.analysis import MeasureSummary, SplitSummary
 from salience_experiments.report.arm_facts import DOSES, ArmFacts
 from salience_experiments.report.document import Figure
@@ -63,12 +64,13 @@ Draw = Callable[[SplitSummary, MeasureSummary, Origin], Canvas]
 def draw_figures(summary: SplitSummary, prefix: str, origin: Origin) -> list[Figure]:
     """Every figure the summary has data for; `prefix` starts their names."""
     drawn: list[tuple[str, str, Draw, MeasureSummary]] = []
+    by_place = _by_place(summary)
     for measure in summary.measures:
         if measure.measure == "metric":
-            alt = f"{measure.name.capitalize()} by gold position, a line an arm, with 95 % intervals"
+            alt = f"{measure.name.capitalize()}{by_place}, a line an arm, with 95 % intervals"
             drawn.append(("accuracy_by_position", alt, _draw_levels, measure))
         elif _against_baseline(summary, measure, "by_position"):
-            alt = f"Paired change of the {measure.name} by gold position, with 95 % intervals"
+            alt = f"Paired change of the {measure.name}{by_place}, with 95 % intervals"
             name = "answer_logprob_difference" if measure.measure == "value" else "logprob_difference"
             drawn.append((name, alt, _draw_changes, measure))
     if find_sweeps(summary):
@@ -124,7 +126,7 @@ def _draw_levels(summary: SplitSummary, measure: MeasureSummary, origin: Origin)
     panels = group_arms(summary.arms)
     styles = arm_styles(panels)
     unit = measure.unit
-    grid = _new_grid(panels, styles, f"{origin.spec}: {measure.name} by gold position", summary, origin)
+    grid = _new_grid(panels, styles, f"{origin.spec}: {measure.name}{_by_place(summary)}", summary, origin)
     for axis, panel in zip(grid.axes, panels, strict=True):
         for arm, shift in zip(panel.arms, spread_out(len(panel.arms)), strict=True):
             cells = [measure.cells[arm.label, position] for position in summary.positions]
@@ -198,6 +200,10 @@ def _new_grid(
 ) -> Grid:
     labels = [[styles[arm.label].label for arm in panel.arms] for panel in panels]
     return Grid(labels, title, f"{_describe(summary, origin)} {summary.shared} {_INTERVALS}")
+
+
+def _by_place(summary: SplitSummary) -> str:
+    return " by gold position" * any(map(is_place, summary.positions))
 
 
 def _describe(summary: SplitSummary, origin: Origin) -> str:

@@ -17,6 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
+from salience_experiments.pairing import is_place
 from salience_experiments.prompt_edits import PromptEdit
 from salience_experiments.report.arm_facts import DOSES, ArmFacts
 from salience_experiments.report.document import Figure
@@ -214,10 +215,10 @@ def set_scale(axis: Axes, *, is_percent: bool) -> None:
 
 
 def name_positions(axis: Axes, positions: Sequence[str]) -> None:
-    """Put the gold positions on the horizontal axis."""
+    """Put the positions on the horizontal axis."""
     axis.set_xticks(range(len(positions)), positions)
     axis.set_xlim(-0.4, len(positions) - 0.6)
-    axis.set_xlabel("gold position")
+    axis.set_xlabel("gold position" if any(map(is_place, positions)) else "")
 
 
 def spread_out(n: int) -> list[float]:

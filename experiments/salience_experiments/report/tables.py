@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from salience_experiments.manifests import Run
-from salience_experiments.pairing import ALL
+from salience_experiments.pairing import ALL, is_place
 from salience_experiments.report.analysis import Cell, MeasureSummary, SplitSummary
 from salience_experiments.report.arm_facts import ArmFacts
 from salience_experiments.report.document import Table
@@ -100,8 +100,8 @@ def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
     if measure.unit not in (NATS, SCORES):
         how = f"Wilson; {how} for all positions pooled"
     caption = (
-        f"{measure.name.capitalize()} by arm and gold position, in {_name_unit(measure)}, with 95 % interval "
-        f"({how}); n items at each position"
+        f"{measure.name.capitalize()} by arm{_and_place(summary)}, in {_name_unit(measure)}, with 95 % "
+        f"interval ({how}); n items at each position"
         + ("; how often the weighted blocks held the gold one" * has_hits)
         + ("; how many answers end by repeating themselves" * has_loops)
         + ("; their mean length" * has_lengths)
@@ -192,6 +192,10 @@ def _format_cell(cell: Cell, measure: MeasureSummary) -> str:
     if cell.interval is not None and cell.interval.has_width:
         text += f" {measure.unit.format_interval(cell.interval)}"
     return f"{text} ({cell.n_failed} FAILED)" if cell.n_failed else text
+
+
+def _and_place(summary: SplitSummary) -> str:
+    return " and gold position" * any(map(is_place, summary.positions))
 
 
 def _name_unit(measure: MeasureSummary) -> str:

@@ -1,8 +1,7 @@
 """Constraint: prompts whose natural answer holds a word that a hard rule bans.
 
-Eight words, ten requests for each: to write about the thing, to explain it, to name it; or requests for all
-eight at once, which hardly any answer fulfils without breaking the rule. All eight words are banned from every
-answer. Answers are drawn at a temperature, each item with its own seed, the same in every
+Eight words, ten requests for each: to write about the thing, to explain it, to name it. All eight words are
+banned from every answer. Answers are drawn at a temperature, each item with its own seed, the same in every
 arm. `score` is whether the answer keeps the rule, by the check that knows nothing of masks; what an answer
 lost by the rule is told by its log-probability under the model itself, by its length and by loops.
 
@@ -12,7 +11,6 @@ Words and requests are this project's own.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from salience_experiments.tasks.base import (
     Draw,
@@ -52,12 +50,6 @@ REQUESTS = (
     "Write a news headline about {word}, and the first sentence of the article.",
     "Describe what {word} looks and sounds like.",
     "{riddle} Tell me why people remember it.",
-)
-
-REQUESTS_FOR_ALL = (
-    "Write a story in which all of these occur: {words}.",
-    "Write one sentence about each of these: {words}.",
-    "Use all of these words in one paragraph: {words}.",
 )
 
 RULE_TEXT = "Rule: your answer must not contain any of these words, in any form: {words}."
@@ -123,7 +115,7 @@ class ConstraintTask:
 def constraint_generated(
     *,
     n_items: int | None = None,
-    ask_for: Literal["each", "all"] = "each",
+    kinds: tuple[int, ...] = tuple(range(len(REQUESTS))),
     temperature: float = 1.0,
     seed: int = 0,
     positions: tuple[str, ...] = (UNPLACED,),
@@ -131,13 +123,13 @@ def constraint_generated(
     """Return the task over the first `n_items` requests (none takes all); the seed decides what is drawn.
 
     Args:
-        ask_for: "each": 80 requests, the first for every word, then the second, and so on. "all": 24 requests
-            for all words at once, in an order that begins with each of them.
+        kinds: Which of `REQUESTS`, by number: the first of them for every word, then the second, and so on.
     """
-    kinds, prefix = (REQUESTS, "") if ask_for == "each" else (REQUESTS_FOR_ALL, "all/")
+    if not kinds or len(set(kinds)) < len(kinds) or not set(kinds) <= set(range(len(REQUESTS))):
+        raise ValueError(f"kinds must be different numbers below {len(REQUESTS)}, got {list(kinds)}")
     requests = [
-        (f"{prefix}{number}/{word}", kind.format(**_wordings(place)))
-        for number, kind in enumerate(kinds)
+        (f"{kind}/{word}", _request(REQUESTS[kind], place))
+        for kind in kinds
         for place, word in enumerate(WORDS)
     ]
     if n_items is not None and not 1 <= n_items <= len(requests):
@@ -145,15 +137,9 @@ def constraint_generated(
     return ConstraintTask(tuple(requests[:n_items]), temperature, seed, positions)
 
 
-def _wordings(place: int) -> dict[str, str]:
-    """What stands in a request for the word at `place`."""
-    turned = [_with_article(word) for word in (*WORDS[place:], *WORDS[:place])]
-    return {
-        "word": turned[0],
-        "other": turned[1],
-        "words": ", ".join(turned),
-        "riddle": RIDDLES[WORDS[place]],
-    }
+def _request(kind: str, place: int) -> str:
+    word, other = WORDS[place], WORDS[(place + 1) % len(WORDS)]
+    return kind.format(word=_with_article(word), other=_with_article(other), riddle=RIDDLES[word])
 
 
 def _with_article(word: str) -> str:

@@ -36,7 +36,7 @@ from salience.context.template import load_template
 from salience.conversation import ChatAnswer, Conversation
 from salience.errors import ContextError
 from salience.harness import Harness
-from salience_memory import Memory, Viewer
+from salience_memory import Memory, Viewer, maintain, system_clock
 from salience_memory.registrar.registrar import Registrar
 from salience_memory.registrar.registrar_queue import RegistrarQueue
 from salience_models import PromptTooLong, Receipt, Sampling
@@ -93,8 +93,10 @@ def chat(
         else:
             viewer = Viewer(user_id=user, session_id=session or uuid4().hex)
             store = stack.enter_context(open_store(memory_db, create=True))
+            maintain(store, system_clock())
             recall = stack.enter_context(open_recall(store, None if no_embed else embedder))
             registrar = stack.enter_context(RegistrarQueue(Registrar(store), store))
+            registrar.replay()  # what a crash left acknowledged and unsettled
             conversation = harness.conversation(
                 viewer=viewer, template=chosen, store=store, recall=recall, registrar=registrar
             )

@@ -22,7 +22,7 @@ _WrongUsage = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 _CTRL_C = 130
 
-_BUILT_IN = ("chat", "explain", "doctor", "models", "memory")
+_BUILT_IN = ("chat", "constrain", "explain", "doctor", "models", "memory")
 """Each a module of this package, whose `add_commands` adds the command of its name."""
 
 _FAILURES: tuple[type[Exception], ...] = (MemoryRoomError, HarnessError, ValueError, OSError)

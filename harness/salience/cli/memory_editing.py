@@ -1,4 +1,4 @@
-"""`salience memory add`, `rollback` and `forget`."""
+"""`salience memory add`, `rollback`, `forget` and `maintain`."""
 
 import sys
 from contextlib import suppress
@@ -23,7 +23,16 @@ from salience.cli.memory_options import (
     shorten,
     viewer_of,
 )
-from salience_memory import Memory, MemoryStore, MemoryType, Scope, Urgency, Viewer
+from salience_memory import (
+    Memory,
+    MemoryStore,
+    MemoryType,
+    Scope,
+    Urgency,
+    Viewer,
+    maintain,
+    system_clock,
+)
 
 __all__ = ["add_commands"]
 
@@ -31,9 +40,10 @@ TagOption = Annotated[list[str] | None, typer.Option("--tag", "-t", help="word o
 
 
 def add_commands(group: typer.Typer) -> None:
-    """Add `add`, `rollback` and `forget`."""
+    """Add `add`, `rollback`, `forget` and `maintain`."""
     for command in (add, rollback, forget):
         group.command()(command)
+    group.command("maintain")(maintain_store)
 
 
 def add(
@@ -103,7 +113,7 @@ def add(
     if stale_after is not None:
         fields["stale_after"] = stale_after
     memory = Memory.model_validate(fields)
-    with open_store(db, create=True) as store:
+    with open_store(db, create=True) as store, store.transaction():  # so that only this changes the seq
         before = store.latest_seq()
         (stored,) = store.declare([memory], reason=reason, actor="cli", supersede=supersede)
         is_new = store.latest_seq() > before
@@ -182,7 +192,7 @@ def forget(
                 f"Forget every memory of {everything.value} {owner!r} for good, with tasks and episodes?"
             )
             found = []
-        if not yes and not typer.confirm(question):
+        if not yes and not _is_confirmed(question):
             print("nothing was forgotten")
             raise typer.Exit(1)
         if everything is None:
@@ -191,6 +201,15 @@ def forget(
             count = store.forget_all(viewer, scope=everything)
         _forget_in_indexes(store)
     print(f"forgot {_memories(count)}")
+
+
+def _is_confirmed(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except typer.Abort as stop:
+        if isinstance(stop.__context__, EOFError):
+            raise ValueError("--yes must be given where nobody can be asked, got the end of input") from stop
+        raise
 
 
 def _refuse_unowned(scope: Scope, viewer: Viewer) -> None:
@@ -209,6 +228,21 @@ def _forget_in_indexes(store: MemoryStore) -> None:
         with open_indexes(store) as recall:
             for index in recall.projections:
                 index.catch_up(store)
+
+
+def maintain_store(db: DbOption = None, json: JsonOption = False) -> None:
+    """Archive what is past its last age step and delete what expired thirty days ago, whosever it is.
+
+    Constraints, pinned and read-only memories stay. `salience chat --memory-db` does so at its start.
+    """
+    with open_store(db) as store:
+        report = maintain(store, system_clock())
+        if report.deleted_ids:
+            _forget_in_indexes(store)
+    if json:
+        print_json({"archived": report.archived_ids, "deleted": report.deleted_ids})
+        return
+    print(f"archived {_memories(len(report.archived_ids))}, deleted {_memories(len(report.deleted_ids))}")
 
 
 def _memories(count: int) -> str:

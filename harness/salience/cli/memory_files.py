@@ -122,7 +122,9 @@ def _show_report(console: Console, report: "IngestReport", dry_run: bool) -> Non
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where to; the file's name tells day and hash.")],
+    folder: Annotated[
+        Path, typer.Argument(file_okay=False, help="Where to; the file's name tells day and hash.")
+    ],
     name: Annotated[str, typer.Option(help="How the file's name begins.")] = "memories",
     everything: Annotated[bool, typer.Option("--all", help="Everyone's memories.")] = False,
     user: UserOption = None,
@@ -141,7 +143,7 @@ def export(
 
 
 def import_memories(
-    file: Annotated[Path, typer.Argument(help="A snapshot.")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A snapshot.")],
     restore_forgotten: Annotated[
         bool, typer.Option("--restore-forgotten", help="Bring back what was forgotten here.")
     ] = False,

@@ -26,6 +26,8 @@ def apply(logits: Tensor, masks: Sequence[TokenMask | None]) -> Tensor:
         is_allowed = (words[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
         logits[rows] = logits[rows].masked_fill_(~is_allowed, -math.inf)
     masked = sorted([*sparse, *dense])
+    if len(masked) == len(masks):  # no row to leave out, so none to copy
+        return logits.amax(1) == -math.inf
     if masked:
         rows = torch.tensor(masked, device=device)
         is_empty[rows] = logits[rows].amax(1) == -math.inf

@@ -34,7 +34,9 @@ LEXICAL_FINGERPRINT = f"tokens-1/unicode-{unicodedata.unidata_version}"
 """How texts are cut: Python's Unicode tables have a say in it."""
 
 _READ_ROWS = 3_000
-"""How many allowed rows a search reads from the lists of words, all words together."""
+"""How many allowed rows a search reads from the lists of words, all words together, at least."""
+
+_READ_ROWS_PER_RESULT = 4
 
 _APPLIED_AT_ONCE = 5_000
 _DIGEST_MODULUS = 2**256
@@ -109,7 +111,7 @@ class LexicalIndex:
             Their ids, and for each the nats of the shared words that were read; the most first, equal ones
             newest first.
         """
-        parts = list(self._read(words, wanted))
+        parts = list(self._read(words, wanted, max(_READ_ROWS, _READ_ROWS_PER_RESULT * count)))
         if not parts:
             return [], np.empty(0)
         distinct, places = np.unique(np.concatenate([rows for rows, _ in parts]), return_inverse=True)
@@ -257,9 +259,10 @@ class LexicalIndex:
         for entry, words in self._file.drop(known):
             self._digest = (self._digest - _digest(entry, words)) % _DIGEST_MODULUS
 
-    def _read(self, words: QueryWords, wanted: RowFilter) -> Iterator[tuple[NDArray[np.int64], float]]:
+    def _read(
+        self, words: QueryWords, wanted: RowFilter, left: int
+    ) -> Iterator[tuple[NDArray[np.int64], float]]:
         """Allowed rows and what the word that they hold weighs, until enough were read."""
-        left = _READ_ROWS
         for (owner, token), _ in sorted(words.counts.items(), key=lambda item: (item[1], item[0])):
             for seqs in self._file.iter_holders(owner, token, wanted):
                 rows = self._roster.keep_allowed(self._roster.rows_of_seqs(seqs), wanted)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salience_memory.errors import MemoryExists
-from salience_memory.records import Memory, MemoryState, MemoryType, StoredMemory
+from salience_memory.records import Memory, MemoryState, MemoryType, StoredMemory, derive_memory_id
 from salience_memory.store.bodies import complete_tags, encode_body
 from salience_memory.store.reading import has_expired
 from salience_memory.store.versioning import (
@@ -102,7 +102,7 @@ class MemoryDeclaring(VersionWriting):
         row = self._find_row(connection, memory.memory_id)
         if row is None:
             find_tombstone(connection, memory.memory_id, statement)
-            row = rivals[0] if rivals else None
+            row = rivals[0] if rivals else _find_twin(connection, memory)
         elif not _may_replace(row, memory, statement, rivals):
             raise MemoryExists(f"memory_id {memory.memory_id!r} is taken by a memory that says otherwise")
         if row is None:
@@ -141,6 +141,18 @@ class MemoryDeclaring(VersionWriting):
             refuse_outdated(loser, statement)
             self._archive(connection, loser, because)
         return [loser["memory_id"] for loser in losers]
+
+
+def _find_twin(connection: sqlite3.Connection, memory: Memory) -> sqlite3.Row | None:
+    """The live row that says this already under another id, as one does that superseded; given ids count."""
+    derived = derive_memory_id(memory.content, memory.scope, memory.user_id, memory.session_id)
+    if memory.key is None or memory.scope is None or memory.memory_id != derived:
+        return None
+    bound = (memory.key, memory.scope.value, memory.user_id, memory.session_id, memory.type.value)
+    for row in connection.execute(_ROWS_OF_KEY, bound):
+        if encode_body(memory.model_copy(update={"memory_id": row["memory_id"]})) == row["body"]:
+            return row
+    return None
 
 
 def _may_replace(

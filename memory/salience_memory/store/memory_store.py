@@ -40,10 +40,10 @@ class MemoryStore(
 
     Methods: `declare`, `update`, `rollback`, `verify`, `touch`, `archive`, `unarchive`, `forget`,
     `forget_all`, `end_session`; `get`, `get_many`, `list`, `history`, `count`; for indexes `latest_seq`,
-    `changes_since`, `iter_rows`, `rows_of`, `put_vectors`, `iter_vectors`, `vectors_of`, `missing_vectors`,
-    `fingerprints`, `drop_vectors`; `append_episode`, `link_episode`, `episodes`; `set_task`, `task`,
-    `tasks`; `append_event`, `events`; `iter_records`, `restore`; `find_faults`, `mend`; `transaction`,
-    `close`.
+    `changes_since`, `iter_rows`, `rows_past`, `rows_of`, `put_vectors`, `iter_vectors`, `vectors_of`,
+    `missing_vectors`, `fingerprints`, `drop_vectors`; `append_episode`, `link_episode`, `episodes`;
+    `set_task`, `task`, `tasks`; `append_event`, `events`; `iter_records`, `restore`; `find_faults`, `mend`;
+    `transaction`, `close`.
     """
 
     def __init__(

@@ -128,6 +128,20 @@ class MemoryReading(StorePart):
                 return
             after_seq = rows[-1]["seq"]
 
+    def rows_past(self, *, idle_since_ns: int, expired_since_ns: int | None = None) -> list[ProjectionRow]:
+        """The rows that maintenance must look at, by rising `seq`: the columns say that they are old.
+
+        Args:
+            idle_since_ns: Active ones that were neither verified nor used after it.
+            expired_since_ns: And any whose `valid_until` had come by then.
+        """
+        query = (
+            "SELECT * FROM memories WHERE valid_until <= ?2 OR (state = 'active' AND NOT pinned "
+            "AND type != 'constraint' AND MAX(verified_ns, IFNULL(used_ns, verified_ns)) < ?1) ORDER BY seq"
+        )
+        with self._database.reading() as connection:
+            return [*map(_projection_row, connection.execute(query, (idle_since_ns, expired_since_ns)))]
+
     def rows_of(self, memory_ids: Sequence[str]) -> list[ProjectionRow]:
         """The rows of those ids that exist, for an index that catches up; in no particular order."""
         found: list[ProjectionRow] = []

@@ -85,7 +85,7 @@ class TaskStates(StorePart):
 
 
 def _owner(viewer: Viewer, scope: Scope | None) -> Owner:
-    scope = scope or (Scope.SESSION if viewer.session_id is not None else Scope.USER)
+    scope = Scope(scope or (Scope.SESSION if viewer.session_id is not None else Scope.USER))
     if scope is Scope.SESSION and viewer.session_id is not None:
         return (scope.value, viewer.user_id, viewer.session_id)
     if scope is Scope.USER and viewer.user_id is not None:

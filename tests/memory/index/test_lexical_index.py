@@ -77,6 +77,7 @@ def test_statistics_cover_what_the_viewer_sees_and_nothing_else(source):
 
 def test_filters_come_before_the_limit_on_what_is_read(source, monkeypatch):
     monkeypatch.setattr("salience_memory.index.lexical_index._READ_ROWS", 3)
+    monkeypatch.setattr("salience_memory.index.lexical_index._READ_ROWS_PER_RESULT", 0)
     source.put("rule", "word", type=MemoryType.CONSTRAINT)
     source.put("tagged", "word", tags=("lang:en", "x"))
     source.put("valid", "word", tags=("t",), valid_until=100)
@@ -94,6 +95,7 @@ def test_filters_come_before_the_limit_on_what_is_read(source, monkeypatch):
 
 def test_rare_words_are_read_before_common_ones(source, monkeypatch):
     monkeypatch.setattr("salience_memory.index.lexical_index._READ_ROWS", 5)
+    monkeypatch.setattr("salience_memory.index.lexical_index._READ_ROWS_PER_RESULT", 0)
     source.put("both", "common rare")
     for number in range(20):
         source.put(f"m{number}", "common")

@@ -298,3 +298,12 @@ def test_a_vector_declared_later_for_a_known_memory_is_kept_and_told(store, reme
     assert (second.version, second.seq) == (1, first.seq + 1)
     assert store.declare([remember("a")], vectors=VECTOR, fingerprint="f") == [second]
     assert store.fingerprints() == {"f": 1}
+
+
+def test_a_fact_that_superseded_another_is_stored_already(store, remember):
+    store.declare([remember("Ann works at A.", key="employer")])
+    first = store.declare([remember("Ann works at B.", key="employer")], supersede=True)
+    assert store.declare([remember("Ann works at B.", key="employer")]) == first
+    assert contents(store) == ["Ann works at B."]
+    (other,) = store.declare([remember("Ann works at B.", key="employer", memory_id="mine")])
+    assert other.memory_id == "mine"

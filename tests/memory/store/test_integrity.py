@@ -1,3 +1,6 @@
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -97,3 +100,17 @@ def test_an_index_of_a_store_that_was_put_back_is_built_anew(filled, tmp_path, c
         assert "holds changes up to 4, the store has 0" in found[0].message
         repair_store(young, recall.projections)
         assert check_store(young, recall.projections) == []
+
+
+def test_damaged_postings_are_a_finding_and_built_anew(store, remember, tmp_path):
+    store.declare([remember(f"river {i}", semantic_weight=0.6 + i / 100) for i in range(20)])
+    with MemoryRecall(store, folder=tmp_path / "index") as recall:
+        recall.sync()
+    with closing(sqlite3.connect(tmp_path / "index" / "lexical.db")) as lexical, lexical:
+        lexical.execute("UPDATE posting_data SET block = zeroblob(length(block)) WHERE id > 10")
+    with MemoryRecall(store, folder=tmp_path / "index") as recall:
+        (found,) = check_store(store, recall.projections)
+        assert (found.kind, found.can_mend) == ("projection", True)
+        assert "the postings must agree with their texts" in found.message
+        assert repair_store(store, recall.projections) == [found]
+        assert check_store(store, recall.projections) == []

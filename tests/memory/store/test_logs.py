@@ -45,6 +45,8 @@ def test_tasks_without_owner_or_words_are_refused(store):
         store.set_task(NOBODY, "order", 1, "open")
     with pytest.raises(ValueError, match="viewer must name the owner of a task of scope session"):
         store.set_task(Viewer(user_id="ann"), "order", 1, "open", scope=Scope.SESSION)
+    with pytest.raises(ValueError, match="'all' is not a valid Scope"):
+        store.set_task(ANN, "order", 1, "open", scope="all")
     with pytest.raises(ValueError, match="status must hold text, got ' '"):
         store.set_task(ANN, "order", 1, " ")
     with pytest.raises(ValueError, match="value must be JSON with finite numbers"):

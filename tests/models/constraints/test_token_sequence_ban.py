@@ -1,4 +1,4 @@
-"""The stock ban behind the interface of ours: what it stops, what comes through, and that the check says so."""
+"""The stock ban behind our interface: what it stops, what comes through, and that the check says so."""
 
 from collections.abc import Callable
 
