@@ -87,7 +87,7 @@ class ChatAnswer:
 
     request_id: str
     text: str
-    """Without references to memories."""
+    """Without references to memories, unless rules bind the answer."""
     finish_reason: str
     receipt: Receipt
     rendered: RenderedContext
@@ -218,12 +218,16 @@ class Conversation:
         scanner = ReferenceScanner()
         events: list[StreamEvent] = []
         pieces: list[str] = []
+        # What a rule let pass with a reference in between, it might forbid without: such answers keep theirs.
+        is_bound = prepared.request.constraint is not None
         for event in stream(self.lm, [prepared.request], [sampling], with_mass=True):
             events.append(event)
-            pieces.append(scanner.push(event.text))
+            unmarked = scanner.push(event.text)
+            pieces.append(event.text if is_bound else unmarked)
             if event.finish_reason is None and pieces[-1]:
                 yield ChatEvent(pieces[-1])
-        pieces.append(scanner.flush())
+        rest = scanner.flush()
+        pieces.append("" if is_bound else rest)
         with self._as_viewer():
             answer = self._finish(prepared, events, scanner, "".join(pieces).strip())
         yield ChatEvent("".join(pieces[-2:]), answer)

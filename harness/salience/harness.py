@@ -1,7 +1,7 @@
 """`Harness`: a model, some memories and a question to an answer and a receipt."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from salience.config import load_settings
@@ -9,6 +9,7 @@ from salience.context.template import ContextTemplate, load_template
 from salience.conversation import ChatAnswer, Conversation, ConversationOptions
 from salience.conversations import Conversations
 from salience.prompt_assembly import assemble_prompt
+from salience.rule_binding import bind_rules
 from salience_memory import NOBODY, Clock, Memory, MemoryStore, Viewer, system_clock
 from salience_memory.memory_recall import MemoryRecall
 from salience_memory.registrar.registrar_queue import RegistrarQueue
@@ -33,7 +34,10 @@ __all__ = ["Answer", "Explanation", "Harness"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said, and what steering did. `finish_reason` is "stop" or "length"."""
+    """What the model said, and what steering did.
+
+    `finish_reason` is "stop", "length" or, where the memories' rules ended the answer, "content_filter".
+    """
 
     text: str
     finish_reason: str
@@ -92,8 +96,11 @@ class Harness:
     ) -> Answer:
         """Answer a question; memories with a weight above 0.5 draw attention by the steering's rule.
 
+        The rules of constraints among the memories bind the answer.
+
         Raises:
-            ValueError: A blank question or two memories with one id.
+            ValueError: A blank question, two memories with one id, or a rule that cannot be enforced.
+            ConstraintContradiction: The rules leave no answer.
             PromptTooLong: Prompt and answer are over the context window; the message says by how much.
         """
         prompt, request = self.prepare(question, memories, system=system, steering=steering)
@@ -188,15 +195,24 @@ class Harness:
         sampling: Sampling = Sampling(),
         steering: Steering | None = None,
     ) -> Explanation:
-        """Answer, then measure what leaving each memory out does to that answer's log-probability."""
+        """Answer, then measure what leaving each memory out does to that answer's log-probability.
+
+        It is the model's own, before rules mask anything: the influence of a constraint is its text's.
+
+        Raises:
+            ValueError: The rules left no token of an answer to explain; else as `ask`.
+        """
         answer = self.ask(question, memories, system=system, sampling=sampling, steering=steering)
         _, request = self.prepare(question, memories, system=system, steering=steering)
-        requests = [request]
+        requests = [replace(request, constraint=None)]
         for left_out in memories:
             rest = [memory for memory in memories if memory is not left_out]
             prompt = assemble_prompt(self.lm, question, rest, system)
             requests.append(Request(prompt.token_ids, _move_plan(request.plan, prompt)))
         spoken = answer.generation.token_ids
+        if not spoken:
+            rules = list(answer.generation.rule_ids)
+            raise ValueError(f"answer must hold a token to be explained, got none under the rules {rules}")
         full, *without = [score(self.lm, [r], [spoken])[0].mean_logprob for r in requests]
         influence = {m.memory_id: full - value for m, value in zip(memories, without, strict=True)}
         return Explanation(answer, request.plan, influence)
@@ -209,14 +225,14 @@ class Harness:
         system: str | None = None,
         steering: Steering | None = None,
     ) -> tuple[EncodedPrompt, Request]:
-        """The encoded prompt and the steered request that `ask` runs."""
+        """The encoded prompt and the steered request that `ask` runs, bound by the memories' rules."""
         prompt = assemble_prompt(self.lm, question, memories, system)
         *blocks, asked = prompt.spans
         weights = {memory.memory_id: memory.effective_weight for memory in memories}
         plan = plan_from_weights(
             blocks, weights, steering or self.steering, self.lm.info.n_layers, asked.start
         )
-        return prompt, Request(prompt.token_ids, plan)
+        return prompt, Request(prompt.token_ids, plan, bind_rules(self.lm, memories))
 
 
 def _move_plan(plan: BiasPlan, prompt: EncodedPrompt) -> BiasPlan:

@@ -31,11 +31,19 @@ class Gathered:
     conflicts: tuple[Conflict, ...]
     overruled: Mapping[str, str]
     """Why, by memory id."""
+    now_ns: int
+    """The moment they were gathered for."""
 
     @property
     def binding(self) -> tuple[Memory, ...]:
-        """The constraints that hold a rule and stand in no conflict's shade."""
-        return tuple(m for m in self.memories if m.rule is not None and m.memory_id not in self.overruled)
+        """The constraints that hold a rule, have not expired and stand in no conflict's shade."""
+        return tuple(
+            memory
+            for memory in self.memories
+            if memory.rule is not None
+            and memory.memory_id not in self.overruled
+            and (memory.valid_until is None or memory.valid_until > self.now_ns)
+        )
 
 
 def gather_memories(
@@ -72,7 +80,7 @@ def gather_memories(
         for conflict in conflicts
         for loser in conflict.loser_ids
     }
-    return Gathered(tuple(memories), tuple(conflicts), overruled)
+    return Gathered(tuple(memories), tuple(conflicts), overruled, now_ns)
 
 
 def _list_all(

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
+from salience.errors import describe_validation
 from salience_memory import Memory
 from salience_memory.records import StoredMemory
 from salience_models import LanguageModel
@@ -24,8 +25,12 @@ def check_rule(rule: Mapping[str, JsonValue]) -> None:
 def bind_rules(lm: LanguageModel, memories: Sequence[Memory]) -> TokenConstraint | None:
     """The rules of all `memories` as one constraint, each named by its memory's id; None without any.
 
+    Key, trust and age are the memory's too, whatever the rule's data says of them; the answer is withheld
+    until checked where either the memory or its rule asks for it.
+
     Raises:
         ConstraintContradiction: The rules leave no answer.
+        ValueError: A rule cannot be enforced; the message names the memory and the part.
     """
     rules = [_read_rule(memory) for memory in memories if memory.rule is not None]
     return compile_rules(rules, lm.vocabulary) if rules else None
@@ -38,8 +43,12 @@ def _read_rule(memory: Memory) -> Rule:
         "rule_id": memory.memory_id,
         "key": memory.key,
         "trust": memory.trust,
-        "break_on_violation": memory.break_on_violation,
     }
+    if memory.break_on_violation:
+        fields["break_on_violation"] = True
     if isinstance(memory, StoredMemory):
         fields["declared_at"] = memory.updated_ns
-    return Rule.model_validate(fields)
+    try:
+        return Rule.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(f"rule of memory {memory.memory_id!r}: {describe_validation(error)}") from error

@@ -95,6 +95,17 @@ def test_rules_of_a_file_and_of_a_pack_bind_together(
     assert dropped["rule_ids"] == ["rule-1", "rate"]
 
 
+def test_rules_without_ids_are_numbered_through_all_arguments(
+    capsys: pytest.CaptureFixture[str], model: list[str]
+):
+    texts = ('{"allow_values": ["yes", "no"]}', '{"forbid_phrases": ["no"]}', '{"regex": "[a-z]+"}')
+    rules = [part for text in texts for part in ("--rule", text)]
+    found = json.loads(run(capsys, "constrain", *rules, "--prompt", "Which?", *model, "--json"))
+    assert found["text"] == "yes"
+    (dropped,) = [event for event in found["events"] if event["kind"] == "dropped_value"]
+    assert dropped["rule_ids"] == ["rule-1", "rule-2"]
+
+
 def test_an_answer_that_breaks_a_verified_rule_exits_with_1(
     capsys: pytest.CaptureFixture[str], model: list[str]
 ):
@@ -116,6 +127,7 @@ def test_an_answer_cut_short_is_told_apart_from_a_broken_rule(
         (("--prompt", "a"), 2, "--rule must be given, got none"),
         (("--rule", VALUES), 2, "--prompt must be given, got none"),
         (("--rule", VALUES, "--prompt", "a", "--raw", "--system", "s"), 2, "--system must be left out"),
+        (("--rule", VALUES, "--rule", VALUES, "--prompt", "a"), 2, "an id of its own, got 'colour' twice"),
         (("--rule", "{", "--prompt", "a"), 1, "--rule must be JSON"),
         (("--rule", '{"regex": "a", "grammar": "b"}', "--prompt", "a"), 1, "exactly one of"),
         (("--rule", "@nowhere.json", "--prompt", "a"), 1, "cannot be read"),
@@ -186,6 +198,9 @@ def test_check_tells_each_rule_its_time_states_and_refusal(
     assert not found["is_ok"]
     shown = run(capsys, "constrain", "check", str(file), *model, code=1)
     assert "refused" in shown
+    assert "together: ok, without the 2 refused" in shown
+    file.write_text(json.dumps(rules[1:3]))
+    assert "together" not in run(capsys, "constrain", "check", str(file), *model, code=1)
 
 
 def test_check_names_the_two_rules_that_contradict(tiny_lm: LanguageModel):

@@ -153,6 +153,23 @@ def test_a_rule_masks_the_answer(chat: Callable, store: MemoryStore):
     assert chat("Is it?").text not in ("yes", "no")
 
 
+def test_what_a_rule_let_pass_is_shown_to_the_letter(chat: Callable, store: MemoryStore):
+    """Taking a reference out could join two halves of what is forbidden."""
+    value = '<memory_ref id="a" type="semantic"/>x'
+    declare(store, "Answer so.", "constraint", rule={"allow_values": [value]})
+    assert chat("Is it?", sampling=Sampling(max_new_tokens=60)).text == value
+
+
+def test_a_rule_given_with_a_message_binds_no_longer_than_it_is_valid(chat: Callable, clock: Clock):
+    def rule(valid_until: int) -> Memory:
+        return Memory(
+            content="Answer yes.", type="constraint", rule={"allow_values": ["yes"]}, valid_until=valid_until
+        )
+
+    assert chat("Is it?", memories=[rule(clock.ns + 10**15)]).text == "yes"
+    assert chat("Is it?", memories=[rule(1)]).text != "yes"
+
+
 def test_the_audit_tells_of_render_and_generation_without_content(chat: Callable, store: MemoryStore):
     ferry = declare(store, "The secretferry leaves at seven.", semantic_weight=0.9)
     answer = chat("When does the secretferry leave?")

@@ -1,5 +1,6 @@
 """`Harness` on a tiny model: answers, receipts, streams, explanations; the README's lines on a real one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import salience
 from salience import Harness, Memory, Sampling, Steering, SteeringMethod
-from salience_models import LanguageModel, PromptTooLong
+from salience_models import ConstraintContradiction, LanguageModel, PromptTooLong
 
 FERRY = Memory(content="The ferry leaves at seven.", semantic_weight=0.9, memory_id="ferry")
 MUSEUM = Memory(content="The museum opens at ten.", semantic_weight=0.6, memory_id="museum")
@@ -165,6 +166,56 @@ def test_a_block_that_the_chat_template_drops_is_refused_by_name(tiny_lm: Langua
     lm = LanguageModel(tiny_lm.model, tokenizer, tiny_lm.info)
     with pytest.raises(BlockDropped, match=r"block 'ferry' .* must come out of the chat template as it is"):
         Harness(lm).ask(QUESTION, [FERRY], sampling=SHORT)
+
+
+def constraint(rule_id: str, rule: Mapping[str, object], **rest: object) -> Memory:
+    return Memory.model_validate(
+        {"content": f"Rule {rule_id}.", "type": "constraint", "memory_id": rule_id, "rule": dict(rule)} | rest
+    )
+
+
+def test_rules_of_constraints_bind_every_way_of_answering(harness: Harness):
+    memories = [FERRY, constraint("yes-no", {"allow_values": ["yes", "no"]})]
+    free = constraint("yes-no", {"allow_values": ["yes"]}).model_copy(update={"rule": None})
+    assert harness.ask(QUESTION, [FERRY, free], sampling=SHORT).text not in ("yes", "no")
+    answer = harness.ask(QUESTION, memories, sampling=SHORT)
+    assert answer.text in ("yes", "no")
+    assert answer.generation.constraint_events
+    streamed = harness.stream(QUESTION, memories, sampling=SHORT)
+    assert "".join(event.text for event in streamed) == answer.text
+    found = harness.explain(QUESTION, memories, sampling=SHORT)
+    assert found.answer.text == answer.text
+    assert set(found.influence) == {"ferry", "yes-no"}
+
+
+def test_of_two_rules_on_one_key_the_trusted_memorys_binds(harness: Harness):
+    strong = constraint("strong", {"allow_values": ["yes"], "trust": 0.1}, key="k", trust=0.9)
+    weak = constraint("weak", {"allow_values": ["no"], "trust": 1.0}, key="k", trust=0.5)
+    answer = harness.ask(QUESTION, [strong, weak], sampling=SHORT)
+    assert answer.text == "yes"
+    assert answer.generation.constraint_events[0].rule_ids == ("weak", "strong")
+
+
+def test_rules_that_cannot_be_kept_are_refused_by_the_memorys_name(harness: Harness):
+    with pytest.raises(ValueError, match=r"^rule of memory 'odd': json_schema.not cannot be enforced"):
+        harness.ask(QUESTION, [constraint("odd", {"json_schema": {"not": {}}})], sampling=SHORT)
+    pair = [constraint("a", {"allow_values": ["yes"]}), constraint("b", {"forbid_phrases": ["YES"]})]
+    with pytest.raises(ConstraintContradiction, match=r"\['a', 'b'\] must leave a value"):
+        harness.ask(QUESTION, pair, sampling=SHORT)
+
+
+@pytest.mark.parametrize("is_rules", [True, False])
+def test_a_broken_answer_is_withheld_where_the_memory_or_its_rule_asks_for_it(
+    harness: Harness, is_rules: bool
+):
+    breaks = {"break_on_violation": True}
+    rule = {"check": "never said by it"} | (breaks if is_rules else {})
+    memory = constraint("polite", rule, **({} if is_rules else breaks))
+    answer = harness.ask(QUESTION, [memory], sampling=SHORT)
+    assert answer.text == '{"error": "CONSTRAINT_VIOLATION", "rule_id": "polite"}'
+    assert answer.finish_reason == "content_filter"
+    with pytest.raises(ValueError, match=r"got none under the rules \['polite'\]"):
+        harness.explain(QUESTION, [memory], sampling=SHORT)
 
 
 @pytest.mark.model

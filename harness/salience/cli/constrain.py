@@ -1,6 +1,9 @@
 """`salience constrain`: try rules on a model, and see where they overruled it; check a file of rules."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +48,7 @@ VocabularyOption = Annotated[
 ]
 
 _CHECK = "check"
+_NUMBERED = re.compile(r"rule-[0-9]+")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -80,7 +84,7 @@ def constrain(
         raise typer.BadParameter(f"--{'prompt' if rule else 'rule'} must be given, got none")
     if raw and system:
         raise typer.BadParameter("--system must be left out with --raw, which has no chat template")
-    rules = [one for text in rule for one in read_rules(text, "--rule")]
+    rules = _read(rule)
     console = Console(highlight=False)
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     with Console(stderr=True).status(f"loading {model}"):
@@ -133,6 +137,21 @@ def check(
             console.print(f"limit: {limit}", style="dim", markup=False, soft_wrap=True)
     if not report.is_ok:
         raise typer.Exit(1)
+
+
+def _read(arguments: Sequence[str]) -> list[Rule]:
+    """The rules of every `--rule`; each counts its nameless ones from `rule-1`, here they count on."""
+    rules: dict[str, Rule] = {}
+    for rule in (rule for text in arguments for rule in read_rules(text, "--rule")):
+        rule_id = rule.rule_id
+        if rule_id in rules:
+            if not _NUMBERED.fullmatch(rule_id):
+                raise typer.BadParameter(
+                    f"--rule must give each rule an id of its own, got {rule_id!r} twice"
+                )
+            rule_id = next(name for n in count(1) if (name := f"rule-{n}") not in rules)
+        rules[rule_id] = rule.model_copy(update={"rule_id": rule_id})
+    return list(rules.values())
 
 
 def _request(harness: Harness, rules: list[Rule], prompt: str, system: str, raw: bool) -> Request:
@@ -193,8 +212,11 @@ def _show_report(console: Console, report: RulesReport) -> None:
         console.print(f"contradiction: {fact}", style="bold red", markup=False, soft_wrap=True)
     for event in report.events:
         console.print(f"event: {_describe(event)}", style="dim", markup=False, soft_wrap=True)
-    if report.compile_ms is not None:
-        console.print(f"together: ok, {report.compile_ms:.1f} ms on {report.n_vocab:,} tokens", style="green")
+    kept = sum(found.refusal is None for found in report.rules)
+    if report.compile_ms is not None and kept:
+        which = "" if kept == len(report.rules) else f", without the {len(report.rules) - kept} refused"
+        figures = f"{report.compile_ms:.1f} ms on {report.n_vocab:,} tokens"
+        console.print(f"together: ok{which}, {figures}", style="green")
 
 
 def _plain(text: str) -> str:

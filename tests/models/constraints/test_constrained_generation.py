@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
@@ -361,6 +362,35 @@ def test_check_that_fails_is_reported_and_the_answer_kept(speak: Speak, constrai
 def test_emoji_of_several_tokens_is_generated_under_a_grammar(speak: Speak, constrain: Constrain) -> None:
     answer = say(speak('"🙂"'), constrain({"json_schema": {"type": "string"}}))
     assert answer.text == '"🙂"'
+
+
+def test_tool_call_names_a_known_tool_with_its_own_arguments(lm: LanguageModel, constrain: Constrain) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    days = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 7}}}
+    tools = {
+        "weather": city | {"additionalProperties": False},
+        "plan": days | {"additionalProperties": False},
+    }
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name, arguments in tools.items()
+    ]
+    schema = json.dumps({"anyOf": calls})
+    constraint = constrain({"grammar": f'start: "<tool_call>" %json {schema} "</tool_call>"\n'})
+    request = Request(PROMPT, constraint=constraint)
+    answers = generate(lm, *repeat(request, Sampling(temperature=1.5, max_new_tokens=150, seed=0), 6))
+    named = set()
+    for answer in answers:
+        assert (answer.finish_reason, answer.violations) == ("stop", ())
+        call = json.loads(answer.text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        jsonschema.validate(call["arguments"], tools[call["name"]])
+        named.add(call["name"])
+    assert named == set(tools)
 
 
 def test_end_token_may_be_ignored_under_bans_and_not_under_grammars(
