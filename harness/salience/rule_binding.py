@@ -19,7 +19,7 @@ def check_rule(rule: Mapping[str, JsonValue]) -> None:
     Raises:
         ValueError: The rule cannot be enforced; the message names the part.
     """
-    Rule.model_validate({**rule, "rule_id": "declared"})
+    _validate({"rule_id": "rule", **rule})
 
 
 def bind_rules(lm: LanguageModel, memories: Sequence[Memory]) -> TokenConstraint | None:
@@ -48,7 +48,11 @@ def _read_rule(memory: Memory) -> Rule:
         fields["break_on_violation"] = True
     if isinstance(memory, StoredMemory):
         fields["declared_at"] = memory.updated_ns
+    return _validate(fields, f"rule of memory {memory.memory_id!r}: ")
+
+
+def _validate(fields: Mapping[str, object], prefix: str = "") -> Rule:
     try:
         return Rule.model_validate(fields)
     except ValidationError as error:
-        raise ValueError(f"rule of memory {memory.memory_id!r}: {describe_validation(error)}") from error
+        raise ValueError(f"{prefix}{describe_validation(error)}") from error

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from salience.config import default_memory_db, load_settings
-from salience.errors import MemoryFileInvalid, describe_validation
+from salience.errors import MemoryFileInvalid
 from salience_memory import Memory, MemoryStore, Scope, StoredMemory, StoreUnavailable, Viewer, from_ns
 from salience_memory.decay import compute_freshness
 
@@ -92,12 +91,9 @@ def open_store(db: Path | None, *, create: bool = False) -> MemoryStore:
 
 
 def _check_rule(rule: dict[str, Any]) -> None:
-    from salience_models.constraints import Rule  # brings in torch, so only where there is a rule
+    from salience.rule_binding import check_rule  # brings in torch, so only where there is a rule
 
-    try:
-        Rule.model_validate({"rule_id": "rule", **rule})
-    except ValidationError as error:
-        raise ValueError(describe_validation(error)) from error
+    check_rule(rule)
 
 
 def open_recall(store: MemoryStore, embedder: str | None) -> "MemoryRecall":
