@@ -15,6 +15,7 @@ from salience.cli.memory_options import (
     NoEmbedOption,
     open_recall,
     open_store,
+    shorten,
 )
 from salience.cli.options import (
     DEFAULT_MODEL,
@@ -29,7 +30,6 @@ from salience.cli.options import (
     StrengthOption,
     load_harness,
     read_memories,
-    shorten,
     steering_from,
 )
 from salience.context.template import load_template

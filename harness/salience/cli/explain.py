@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from salience.cli.memory_options import shorten
 from salience.cli.options import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -21,7 +22,6 @@ from salience.cli.options import (
     StrengthOption,
     load_harness,
     read_memories,
-    shorten,
     steering_from,
 )
 from salience.harness import Explanation

@@ -7,6 +7,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
+from salience.cli.memory_options import DEFAULT_WEIGHT
 from salience.errors import MemoryFileInvalid, describe_validation
 from salience.harness import Harness
 from salience_memory import Memory
@@ -24,7 +25,6 @@ __all__ = [
     "StrengthOption",
     "load_harness",
     "read_memories",
-    "shorten",
     "steering_from",
 ]
 
@@ -48,8 +48,6 @@ PhaseOption = Annotated[Phase | None, typer.Option(help="Which rows are steered;
 StrengthOption = Annotated[
     float | None, typer.Option(help="Log-odds multiplier of logit_bias, or the top share of a share method.")
 ]
-
-DEFAULT_WEIGHT = 0.9
 
 
 def read_memories(texts: list[str] | None, file: Path | None) -> list[Memory]:
@@ -107,9 +105,3 @@ def load_harness(
     """Load with a spinner."""
     with console.status(f"loading {model}"):
         return Harness.load(model, revision=revision, device=device, dtype=dtype, steering=steering)
-
-
-def shorten(text: str, width: int = 60) -> str:
-    """A text on one line, cut to `width` characters."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= width else flat[: width - 1] + "…"
