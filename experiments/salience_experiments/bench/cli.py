@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -249,8 +250,7 @@ def mask(
         if adversary_tokens:
             adversaries["random logits"] = run_adversary(banned, vocabulary, adversary_tokens, say=say)
         if model_tokens:
-            lm = LanguageModel.load(CASES[0].source, device="cpu", cache_dir=load_settings().cache_dir)
-            adversaries["SmolLM2"] = run_model_adversary(lm, banned, model_tokens, say=say)
+            adversaries["SmolLM2"] = run_model_adversary(_load_smollm2(), banned, model_tokens, say=say)
     n_tokens = ", ".join(f"{len(case.token_ids):,}" for case in cases)
     console.print(speed_table(speeds, f"{phrases} phrases, text of {n_tokens} tokens"))
     rows = mask_rows(speeds)
@@ -264,13 +264,17 @@ def mask(
     _conclude(console, BenchResult("mask", settings, tuple(rows), bars, facts), json_path, check)
 
 
+@cache
+def _load_smollm2() -> LanguageModel:
+    return LanguageModel.load(CASES[0].source, device="cpu", cache_dir=load_settings().cache_dir)
+
+
 def load_mask_cases(phrases: Sequence[str], n_characters: int) -> list[MaskCase]:
     """SmolLM2's vocabulary, and the same widened to 151,936 tokens."""
-    settings = load_settings()
-    lm = LanguageModel.load(CASES[0].source, device="cpu", cache_dir=settings.cache_dir)
+    lm = _load_smollm2()
     assert lm.tokenizer is not None
     small = read_vocabulary(lm.tokenizer, n_vocab=len(lm.tokenizer), eos_token_ids=lm.info.eos_token_ids)
-    text = read_prose(settings.data_dir, 4_000_000)
+    text = read_prose(load_settings().data_dir, 4_000_000)
     large = widen_vocabulary(small, text)
     read = without_phrases(text[:n_characters], phrases)
     return [
