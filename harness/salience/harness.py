@@ -103,10 +103,8 @@ class Harness:
             ConstraintContradiction: The rules leave no answer.
             PromptTooLong: Prompt and answer are over the context window; the message says by how much.
         """
-        prompt, request = self.prepare(question, memories, system=system, steering=steering)
-        (generation,) = generate(self.lm, [request], sampling, with_mass=True)
-        return Answer(
-            generation.text.strip(), generation.finish_reason, generation.receipt, prompt, generation
+        return self._answer(
+            *self.prepare(question, memories, system=system, steering=steering), sampling=sampling
         )
 
     def stream(
@@ -202,8 +200,8 @@ class Harness:
         Raises:
             ValueError: The rules left no token of an answer to explain; else as `ask`.
         """
-        answer = self.ask(question, memories, system=system, sampling=sampling, steering=steering)
-        _, request = self.prepare(question, memories, system=system, steering=steering)
+        whole, request = self.prepare(question, memories, system=system, steering=steering)
+        answer = self._answer(whole, request, sampling=sampling)
         requests = [replace(request, constraint=None)]
         for left_out in memories:
             rest = [memory for memory in memories if memory is not left_out]
@@ -233,6 +231,12 @@ class Harness:
             blocks, weights, steering or self.steering, self.lm.info.n_layers, asked.start
         )
         return prompt, Request(prompt.token_ids, plan, bind_rules(self.lm, memories))
+
+    def _answer(self, prompt: EncodedPrompt, request: Request, *, sampling: Sampling) -> Answer:
+        (generation,) = generate(self.lm, [request], sampling, with_mass=True)
+        return Answer(
+            generation.text.strip(), generation.finish_reason, generation.receipt, prompt, generation
+        )
 
 
 def _move_plan(plan: BiasPlan, prompt: EncodedPrompt) -> BiasPlan:
