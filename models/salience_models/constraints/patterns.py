@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llguidance import regex_to_lark
 
@@ -73,6 +74,7 @@ class ForbiddenPattern:
     after: tuple[str, ...] | None
 
     @classmethod
+    @lru_cache(maxsize=1024)  # read at declaration, when compiled, and for every answer that is checked
     def parse(cls, pattern: str, name: str) -> "ForbiddenPattern":
         """Split `pattern`.
 
