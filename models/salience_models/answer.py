@@ -99,6 +99,11 @@ class Answer:
         """Whether logits are changed before they are masked."""
         return self._adjustment.is_needed or (self._state is not None and self._sampling.ignore_eos)
 
+    @property
+    def _is_changed(self) -> bool:
+        """Whether what is chosen from may differ from the model's own logits."""
+        return self._state is not None or self._adjustment.is_needed
+
     def mask(self) -> TokenMask | None:
         """What may come next."""
         return None if self._state is None else self._state.mask()
@@ -141,7 +146,7 @@ class Answer:
         rejected = self._rejected.setdefault(len(self.token_ids), set())
         while self._n_taken_back <= _MAX_TAKEN_BACK and float(scores.max()) > -torch.inf:
             token, logprob = self._sampler.pick(scores)
-            raw = float(logits[token] - logits.logsumexp(-1))
+            raw = float(logits[token] - logits.logsumexp(-1)) if self._is_changed else logprob
             event = StreamEvent(
                 self.row, token, logprob, "", None, None, raw, self._sampler.alternatives(scores)
             )
