@@ -1,5 +1,6 @@
 """llguidance over our own token bytes: the one file that knows its API, its traps and its limits."""
 
+import random
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +11,7 @@ from salience_kernels import AllowedBits
 from salience_models.constraints.vocabulary import Vocabulary
 from salience_models.errors import ConstraintFailed
 
-__all__ = ["Matcher", "grammar_error", "is_accepted"]
+__all__ = ["Matcher", "grammar_error", "is_accepted", "random_sentence"]
 
 # Each default is reached by a rule that people write (a thousand values, a ban on a long list of patterns),
 # and the engine then stops in the middle of an answer. What these allow takes seconds, not hours.
@@ -121,6 +122,17 @@ def grammar_error(grammar: str) -> str:
     except ConstraintFailed as error:
         return str(error).partition(", got: ")[2]
     return ""
+
+
+def random_sentence(grammar: str, draw: random.Random, *, max_bytes: int) -> bytes:
+    """The start of a random text that a Lark grammar accepts, ended where it first may; ASCII if possible."""
+    matcher, text = _byte_matcher(grammar).fork(), b""
+    while len(text) < max_bytes and not matcher.is_accepting:
+        allowed = matcher.mask().unpack(_byte_vocabulary().n_vocab)[:256].nonzero().flatten().tolist()
+        byte = draw.choice([value for value in allowed if 32 <= value < 127] or allowed)
+        matcher.advance(byte)
+        text += bytes([byte])
+    return text
 
 
 def _reason(matcher: LLMatcher) -> str:

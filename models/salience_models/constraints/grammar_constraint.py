@@ -1,16 +1,18 @@
-"""Everything but phrases, as grammars of the engine: one for each rule, regular ones joined into one.
+"""Everything but phrases, as grammars of the engine: one for each rule, unless languages must be intersected.
 
-Two grammars are intersected token by token, which can lead where neither may go on; regular expressions and
-values are intersected as languages instead, where that cannot happen.
+Two grammars are intersected token by token, which can lead where neither may go on: where only a few texts
+are allowed (values, `regex`), rules are intersected as languages instead. `forbid_regex` rules allow nearly
+everything, so they meet token by token, for the union of several can take the engine minutes to build.
 """
 
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from salience_models.constraints.engine import Matcher, grammar_error
+from salience_models.constraints.engine import Matcher, grammar_error, random_sentence
 from salience_models.constraints.json_schema import ALL_ESCAPES, schema_grammar, without_banned
 from salience_models.constraints.lark_source import LarkSource
 from salience_models.constraints.patterns import ANY_TEXT, ForbiddenPattern, lark_literal, texts_that_match
@@ -20,7 +22,10 @@ from salience_models.errors import ConstraintContradiction, ConstraintFailed
 
 __all__ = ["GrammarConstraint", "compile_grammars", "json_escapes"]
 
-_REGULAR = (RuleKind.REGEX, RuleKind.FORBID_REGEX)
+_MAX_JOINED = 3
+"""`forbid_regex` rules that are intersected with `regex` rules as languages; each more can cost tenfold."""
+_N_TRIALS = 4
+_MAX_TRIAL_BYTES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +70,14 @@ def compile_grammars(
         terms = f"start: T\nT: {' | '.join(json.dumps(value) for value in values)}\n"
         return (_compile(terms, _ids([rule for rule in rules if rule.is_enforced]), True, vocabulary),)
     sources: list[tuple[str, tuple[str, ...], bool]] = []
-    regular = [rule for rule in rules if rule.kind in _REGULAR]
-    if regular:
-        ends = any(rule.says_when_to_end for rule in regular)
-        sources.append((f"start: T\nT: {_regular_terminal(regular)}\n", _ids(regular), ends))
+    patterns = [rule for rule in rules if rule.kind is RuleKind.REGEX]
+    forbidden = [rule for rule in rules if rule.kind is RuleKind.FORBID_REGEX]
+    if patterns:
+        joined, forbidden = [*patterns, *forbidden[:_MAX_JOINED]], forbidden[_MAX_JOINED:]
+        sources.append((_regular_grammar(joined), _ids(joined), True))
+    for rule in forbidden:
+        _try_out(rule, vocabulary)
+        sources.append((_regular_grammar([rule]), (rule.rule_id,), False))
 
     def render(schema: Mapping[str, Any], max_whitespace: int) -> str:
         return schema_grammar(
@@ -87,7 +96,7 @@ def compile_grammars(
     return tuple(_compile(*source, vocabulary) for source in sources)
 
 
-def _regular_terminal(rules: Sequence[Rule]) -> str:
+def _regular_grammar(rules: Sequence[Rule]) -> str:
     """All that every pattern allows, less the union of what is forbidden (a complement each is too much)."""
     terms = [ANY_TEXT, *(lark_literal(rule.regex) for rule in rules if rule.regex is not None)]
     forbidden = [
@@ -97,7 +106,38 @@ def _regular_terminal(rules: Sequence[Rule]) -> str:
     ]
     if forbidden:
         terms.append(f"~{texts_that_match(forbidden)}")
-    return " & ".join(terms)
+    return f"start: T\nT: {' & '.join(terms)}\n"
+
+
+def _try_out(rule: Rule, vocabulary: Vocabulary) -> None:
+    """Refuse a `forbid_regex` that the engine gives up on later, at texts that nearly match.
+
+    Raises:
+        ConstraintFailed: As for "a, at most 40 characters, b", each of which may begin another match.
+    """
+    assert rule.forbid_regex is not None
+    try:
+        _follow_matches(rule.forbid_regex, vocabulary)
+    except ConstraintFailed as error:
+        raise ConstraintFailed(
+            f"rule {rule.rule_id!r} cannot be masked: forbid_regex must be simpler (narrower gaps, fewer "
+            f"repetitions), got {rule.forbid_regex!r}: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _follow_matches(pattern: str, vocabulary: Vocabulary) -> None:
+    forbidden = ForbiddenPattern.parse(pattern, "forbid_regex")
+    matches = f"start: T\nT: {lark_literal(forbidden.body)} & {ANY_TEXT}\n"
+    template = _template(_regular_grammar([Rule(rule_id="tried", forbid_regex=pattern)]), vocabulary)
+    tokens = {data: i for i, data in enumerate(vocabulary.token_bytes) if data is not None and len(data) == 1}
+    for seed in range(_N_TRIALS):
+        matcher = template.fork()
+        for byte in random_sentence(matches, random.Random(seed), max_bytes=_MAX_TRIAL_BYTES):
+            allowed, token = matcher.mask().unpack(vocabulary.n_vocab), tokens.get(bytes([byte]))
+            if token is None or not allowed[token]:
+                break
+            matcher.advance(token)
 
 
 def _compile(
@@ -113,11 +153,18 @@ def _compile(
             f"rules {list(rule_ids)} must leave an answer together, got none: {error}", rule_ids
         )
     try:
-        template = Matcher(grammar, vocabulary)
-        template.fork().mask()
+        template = _template(grammar, vocabulary)
     except ConstraintFailed as error:
         raise ConstraintFailed(f"rules {list(rule_ids)} cannot be masked: {error}") from error
     return GrammarConstraint(grammar, rule_ids, says_when_to_end, template)
+
+
+@lru_cache(maxsize=256)
+def _template(grammar: str, vocabulary: Vocabulary) -> Matcher:
+    """A matcher that is forked only, so that rules are compiled once, in whatever company they bind."""
+    template = Matcher(grammar, vocabulary)
+    template.fork().mask()
+    return template
 
 
 def json_escapes(rules: Sequence[Rule], fold: Callable[[str], str]) -> str:

@@ -61,6 +61,7 @@ class ForbiddenPattern:
 
     The engine knows `^` and `$` at the ends of a whole text only, so they are taken off here, at the ends of
     the pattern or as an alternative of a group there: `(^|[^0-9])15%` is the way to say "not inside 115%".
+    Flags of the whole pattern, `(?i)`, become those of each part.
 
     Attributes:
         before: Alternatives of what stands before the body unless the text begins there; empty after `^`;
@@ -82,7 +83,10 @@ class ForbiddenPattern:
             ValueError: It matches the empty text, has anchors elsewhere, or one engine cannot read it.
         """
         compile_python(pattern, name)
-        before, body = _take_start(pattern)
+        flags, bare = _take_flags(pattern)
+        if "m" in flags:
+            raise ValueError(f"{name} must not have flag m: '^' and '$' are the answer's, got {pattern!r}")
+        before, body = _take_start(bare)
         after, body = _take_end(body)
         parts = [text for _, depth, text, is_class in pattern_parts(body) if not depth and not is_class]
         if (before == () or after == ()) and "|" in parts:
@@ -98,9 +102,18 @@ class ForbiddenPattern:
             raise ValueError(
                 f"{name} must not match the empty text, which every answer holds, got {pattern!r}"
             )
-        for part in (body, *(before or ()), *(after or ())):
+
+        def flagged(part: str) -> str:
+            return f"(?{flags}:{part})" if flags else part
+
+        forbidden = cls(
+            None if before is None else tuple(map(flagged, before)),
+            flagged(body),
+            None if after is None else tuple(map(flagged, after)),
+        )
+        for part in (forbidden.body, *(forbidden.before or ()), *(forbidden.after or ())):
             check_pattern(part, name)
-        return cls(before, body, after)
+        return forbidden
 
     def find(self, text: str, *, is_whole: bool = True) -> re.Match[str] | None:
         """Where Python's engine sees it in `text`, whose ends count if it is a whole answer."""
@@ -133,6 +146,12 @@ def texts_that_match(patterns: Sequence[ForbiddenPattern]) -> str:
             parts.append(f"(({' | '.join(map(lark_literal, after))}) {ANY_TEXT})?")
         whole.append(" ".join(parts))
     return f"({' | '.join(whole)})"
+
+
+def _take_flags(pattern: str) -> tuple[str, str]:
+    """The flags of the whole pattern, which may stand at its start only, and the rest."""
+    match = re.match(r"\(\?([a-zA-Z]+)\)", pattern)
+    return (match[1], pattern[match.end() :]) if match else ("", pattern)
 
 
 def _take_start(pattern: str) -> tuple[tuple[str, ...] | None, str]:

@@ -22,6 +22,7 @@ from salience_models.constraints import Rule, RuleKind
         ({"forbid_regex": "a*"}, "must not match the empty text"),
         ({"forbid_regex": r"\bbad\b"}, "without look-around, word boundaries"),
         ({"forbid_regex": "a|^b"}, r"'\^' and '\$' at its ends only"),
+        ({"forbid_regex": "(?m)^a"}, "must not have flag m"),
         ({"forbid_regex": "^a|b"}, r"must group alternatives beside"),
         ({"regex": "(?=a)b"}, "without look-around"),
         ({"regex": r"(a)\1"}, "back-references"),
