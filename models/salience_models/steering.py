@@ -73,9 +73,13 @@ class SteeringRun:
             for number, span in enumerate(request.plan.spans, start=1):
                 self._block_ids[i, pad + span.start : pad + span.end] = number
         self._bias_cache: dict[tuple[object, ...], Tensor] = {}
+        self._answer_values: dict[int, Tensor] = {}
+        """By layer the values of all answer rows, once a pass has applied and noted them."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """One layer: solve what must be solved, then one fused call per range of rows."""
+        if call.layer in self._answer_values:
+            return self._attend_answers(call, self._answer_values[call.layer])
         steered = [i for i, r in enumerate(self.requests) if r.plan.steers_layer(call.layer)]
         self._solve_shares(call, steered)
         start, end = call.query_start, call.query_start + call.query.shape[2]
@@ -94,6 +98,18 @@ class SteeringRun:
         edges = sorted(cut for cut in cuts if start <= cut <= end)
         outs = [self._attend_rows(call, reached, a, b) for a, b in pairwise(edges)]
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+
+    def _attend_answers(self, call: AttentionCall, values: Tensor) -> Tensor:
+        """Rows of answers after others of theirs: steered alike, and they see no block that those did not."""
+        start = call.query_start
+        rows = _Rows(call, call.query, start, start + call.query.shape[2])
+        batch = list(range(len(self.requests)))
+        result = key_bias_attention(
+            **rows.tensors(batch, len(batch)), key_bias=self._key_bias(call, batch, values), impl=self.impl
+        )
+        for request in self.requests:
+            request.impls.add(result.impl)
+        return result.out
 
     def check_applied(self, n_layers: int) -> None:
         """After a whole prefill, or a later pass.
@@ -220,6 +236,9 @@ class SteeringRun:
             self.requests[i].impls.add(result.impl)
             if i in active:
                 self._note_applied(rows, i, active[i])
+        is_answers = rows.start >= self._block_ids.shape[1] and len(batch) == len(self.requests)
+        if is_answers and values is not None and not self.with_mass and min(self.fed_ends) > rows.start:
+            self._answer_values[call.layer] = values
         if want:
             assert result.mass is not None
             before = result.mass if values is None else _counterfactual(result.mass, values)

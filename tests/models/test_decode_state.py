@@ -78,6 +78,34 @@ def test_plan_for_answers_is_applied_once_an_answer_row_is_fed(
     assert lm.receipt(state, 0).layers == (0, 1)
 
 
+@pytest.mark.parametrize("heads", [None, ((0, 1), (1, 0))])
+@pytest.mark.parametrize("method", list(SteeringMethod))
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_answer_rows_one_by_one_are_steered_like_all_at_once(
+    model: str,
+    method: SteeringMethod,
+    heads: tuple[tuple[int, int], ...] | None,
+    language_model: Factory,
+    draw_tokens: Factory,
+    plan_of: Factory,
+) -> None:
+    """A step knows from the one before what it applies in each layer."""
+    lm, answer = language_model(model), draw_tokens(5, seed=7)
+    requests = [
+        Request(draw_tokens(32), plan_of(method, phase="both", heads=heads)),
+        Request(draw_tokens(27, seed=1), plan_of(phase="decode")),
+        Request(draw_tokens(30, seed=2)),
+    ]
+    stepwise, at_once = (lm.prefill(requests, new_tokens=5) for _ in range(2))
+    expected = lm.extend(at_once, [answer] * 3)
+    for row, token in enumerate(answer):
+        logits = lm.decode(stepwise, [token] * 3)
+        torch.testing.assert_close(logits, expected[:, row], atol=2e-5, rtol=0)
+    for i in range(3):
+        ours, theirs = lm.receipt(stepwise, i), lm.receipt(at_once, i)
+        assert (ours.layers, ours.unreached) == (theirs.layers, theirs.unreached)
+
+
 def test_padding_beside_a_longer_continuation_counts_as_no_row(
     language_model: Factory, draw_tokens: Factory, plan_of: Factory
 ) -> None:
