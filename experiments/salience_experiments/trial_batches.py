@@ -40,9 +40,6 @@ __all__ = [
     "run_trials",
 ]
 
-_SPARE_TOKENS = 512
-_SPARE_TOKENS_DECODING = 4096
-
 
 @dataclass(frozen=True)
 class PreparedTrial:
@@ -119,7 +116,7 @@ def run_trials(
     with_mass: bool,
     batch_columns: int,
 ) -> Iterator[Outcome]:
-    """Run trials, a group per item and position, batched by how much of a shared prefix they can use.
+    """Run trials, a group per item and position, in as few batches as fit.
 
     Each group's most common prompt is computed once, unsteered, on top of the group's before it. An
     answer ends once the task says that more text cannot change its score.
@@ -214,22 +211,11 @@ def _unsteered_row(lm: LanguageModel, trials: Sequence[PreparedTrial], before: R
 def _batches(
     pairs: Sequence[tuple[PreparedTrial, RowCache]], max_new_tokens: int, batch_columns: int
 ) -> Iterator[list[tuple[PreparedTrial, RowCache]]]:
-    """Groups within the bound on rows × columns that recompute little of what their prefixes hold.
-
-    A batch starts where its longest tail does. While answers are decoded, a batch more costs as much
-    as thousands of prompt tokens, so then more may be recomputed.
-    """
-    spare_tokens = _SPARE_TOKENS_DECODING if max_new_tokens else _SPARE_TOKENS
-
-    def tail(pair: tuple[PreparedTrial, RowCache]) -> int:
-        request = pair[0].request
-        return len(request.token_ids) - pair[1].reusable(request.token_ids, request.plan)
-
+    """Cut where rows × columns would pass the bound; prompts of one length stand together."""
     batch: list[tuple[PreparedTrial, RowCache]] = []
-    for pair in sorted(pairs, key=tail):
+    for pair in sorted(pairs, key=lambda pair: len(pair[0].request.token_ids)):
         columns = max(len(t.request.token_ids) + max(max_new_tokens, len(t.draft)) for t, _ in [*batch, pair])
-        recomputed = sum(tail(pair) - tail(other) for other in batch)
-        if batch and (recomputed > spare_tokens or columns * (len(batch) + 1) > batch_columns):
+        if batch and columns * (len(batch) + 1) > batch_columns:
             yield batch
             batch = []
         batch.append(pair)

@@ -18,7 +18,7 @@ from salience_kernels.constraint_mask import (
 from salience_kernels.errors import ImplUnavailable, KernelsError
 from salience_kernels.key_bias import KeyBiasImpl, key_bias_attention, resolve_impl
 from salience_kernels.outputs import AttentionOutput, SolvedShareBias, TargetShareOutput
-from salience_kernels.problem import LAST_ROWS
+from salience_kernels.problem import LAST_ROWS, MASKED_BIAS_NATS
 from salience_kernels.share_control import block_log_mass, solve_share_bias
 from salience_kernels.target_share import (
     TargetShareImpl,
@@ -29,6 +29,7 @@ from salience_kernels.target_share import (
 __all__ = [
     "DEAD",
     "LAST_ROWS",
+    "MASKED_BIAS_NATS",
     "AllowedBits",
     "AttentionOutput",
     "BanAutomaton",

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCa
 from salience_models.architecture import text_config
 from salience_models.bias_plan import BiasPlan
 
-__all__ = ["CacheKind", "RowCache", "build_cache", "join_rows", "split_rows"]
+__all__ = ["CacheKind", "GrowingLayer", "RowCache", "build_cache", "join_rows", "split_rows"]
 
 
 class CacheKind(StrEnum):
@@ -58,8 +58,14 @@ class GrowingLayer(DynamicLayer):
     reset = crop = reorder_cache = batch_repeat_interleave = batch_select_indices = _refuse
     offload = prefetch = _refuse
 
-    def row(self, index: int, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """Views `[kv_head, key, head_dim]` of one batch row's positions from `start` on.
+    def fill(self, keys: Tensor, values: Tensor, length: int) -> None:
+        """Take over buffers `[batch, kv_head, key, head_dim]` of which the first `length` keys are filled."""
+        self.lazy_initialization(keys, values)
+        self._buffers, self._length = (keys, values), length
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+
+    def row(self, index: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """One batch row's `[kv_head, key, head_dim]` in `columns`: views where those are a slice.
 
         No heads where the layer holds nothing: it attends to an earlier layer's keys.
         """
@@ -67,8 +73,7 @@ class GrowingLayer(DynamicLayer):
             return torch.empty(0, 0, 0), torch.empty(0, 0, 0)
         assert self.keys is not None
         assert self.values is not None
-        part = slice(start, start + length)
-        return self.keys[index, :, part], self.values[index, :, part]
+        return self.keys[index, :, columns], self.values[index, :, columns]
 
     def _grow(self, key_states: Tensor, value_states: Tensor, filled: int) -> None:
         old = self._buffers
@@ -121,17 +126,17 @@ def build_cache(kind: CacheKind, config: PreTrainedConfig, capacity: int) -> Cac
 
 
 def split_rows(
-    cache: Cache, pads: Sequence[int], lengths: Sequence[int]
+    cache: Cache, columns: Sequence[slice | Tensor]
 ) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Views `(keys, values)` of each request's first `lengths[i]` positions in a growing cache."""
+    """`(keys, values)` of each request's columns in a growing cache; views where those are a slice."""
     layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
     if len(layers) < len(cache.layers):
         raise ValueError(
             "cache must be 'growing' to take rows out of it: the other kinds forget or over-allocate"
         )
     parts = []
-    for i, (pad, length) in enumerate(zip(pads, lengths, strict=True)):
-        keys, values = zip(*(layer.row(i, pad, length) for layer in layers), strict=True)
+    for i, part in enumerate(columns):
+        keys, values = zip(*(layer.row(i, part) for layer in layers), strict=True)
         parts.append((keys, values))
     return parts
 
@@ -151,16 +156,18 @@ def join_rows(rows: Sequence[RowCache], lengths: Sequence[int], pads: Sequence[i
         if not len(rows[0].keys[index]):
             continue  # it shares an earlier layer's
         key, value = (
-            _padded([getattr(row, name)[index] for row in rows], lengths, width)
+            _padded([getattr(row, name)[index] for row in rows], lengths, width, max(capacity, width))
             for name in ("keys", "values")
         )
-        layer.update(key, value)
+        layer.fill(key, value, width)
     return Cache(layers=layers)
 
 
-def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tensor:
+def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int, capacity: int) -> Tensor:
+    """Rows that end at `width`, zeros before them, and room up to `capacity`."""
     kv_head, _, head_dim = rows[0].shape
-    out = rows[0].new_zeros(len(rows), kv_head, width, head_dim)
+    out = rows[0].new_empty(len(rows), kv_head, capacity, head_dim)
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        out[i, :, width - length :] = row[:, :length]
+        out[i, :, : width - length] = 0
+        out[i, :, width - length : width] = row[:, :length]
     return out

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -33,7 +34,8 @@ class DecodeState:
     """A batch between two forward passes. `logits` `[batch, vocab]` are those after the last column.
 
     They are empty after a `resume`, and after an `extend` by different lengths. `capacity` is how many
-    columns a static cache holds; None where the cache grows.
+    columns a static cache holds; None where the cache grows. `hidden` `[batch, column]` says which of the
+    columns so far hold nothing of a request any more, padding on its left apart; None where all do.
     """
 
     requests: list[RequestSteering]
@@ -44,12 +46,40 @@ class DecodeState:
     columns: int
     logits: Tensor
     capacity: int | None = None
+    hidden: Tensor | None = None
+
+    @property
+    def n_hidden(self) -> list[int]:
+        """Columns per request that hold nothing of it any more."""
+        return [0] * len(self.pads) if self.hidden is None else self.hidden.sum(-1).tolist()
+
+    def columns_of(self, i: int) -> slice | Tensor:
+        """Where request `i` lies, right padding of the last pass included."""
+        if self.hidden is None or not self.hidden[i].any():
+            return slice(self.pads[i], self.columns)
+        return (~self.hidden[i, self.pads[i] :]).nonzero()[:, 0] + self.pads[i]
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Keep the first `lengths[i]` tokens of each request and hide what was fed after them."""
+        columns = [self.columns_of(i) for i in range(len(self.pads))]
+        hidden = torch.zeros(len(self.pads), self.columns, dtype=torch.bool)
+        for i, (where, length) in enumerate(zip(columns, lengths, strict=True)):
+            kept = torch.arange(self.columns)[where][:length]
+            hidden[i, self.pads[i] :] = True
+            hidden[i, kept] = False
+            del self.token_ids[i][length:]
+        self.hidden = hidden
 
     def rows(self, lengths: Sequence[int] | None = None) -> list[RowCache]:
         """Each request's cache, cut to its first `lengths[i]` tokens (default: all fed so far)."""
         counts = [len(ids) for ids in self.token_ids] if lengths is None else list(lengths)
-        parts = split_rows(self.cache, self.pads, counts)
+        columns = [_first(self.columns_of(i), count) for i, count in enumerate(counts)]
+        parts = split_rows(self.cache, columns)
         return [
             RowCache(tuple(ids[:count]), request.prompt_length, request.plan, *part)
             for ids, count, request, part in zip(self.token_ids, counts, self.requests, parts, strict=True)
         ]
+
+
+def _first(columns: slice | Tensor, count: int) -> slice | Tensor:
+    return slice(columns.start, columns.start + count) if isinstance(columns, slice) else columns[:count]

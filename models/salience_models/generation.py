@@ -12,6 +12,7 @@ from salience_models.cache import CacheKind, RowCache
 from salience_models.constraints.events import ConstraintEvent, Violation
 from salience_models.decode_state import DecodeState, Request
 from salience_models.language_model import LanguageModel
+from salience_models.prompt_lookup import PromptLookup
 from salience_models.receipts import Receipt
 from salience_models.sampling import Sampling
 
@@ -25,6 +26,10 @@ __all__ = [
     "stream",
 ]
 
+_VERIFIED_TOKENS = 64
+"""How many tokens, of all requests together, a pass verifies: on a CPU more take as long as a step saves."""
+_MIN_VERIFIED, _MAX_VERIFIED = 4, 12
+"""Tokens of one request in a pass, the one that is known included."""
 _STEP_BACK_TOKENS = 32
 """How far an answer that nobody has seen yet may go back; each token keeps one row of logits that long."""
 
@@ -233,20 +238,23 @@ def continue_greedily(
     """Greedy tokens of each request from `first_tokens` on, up to an end token (left out) or its limit.
 
     `state` has been fed everything before `first_tokens`. `is_settled(row, tokens)` may end a request
-    early. Requests that have ended leave the batch once they are a quarter of it.
+    early. Requests that have ended leave the batch once they are a quarter of it. Where the state can be
+    trimmed, tokens are drafted by prompt lookup and verified several in a pass.
     """
     outs: list[list[int]] = [[] for _ in first_tokens]
-    rows, tokens = list(range(len(first_tokens))), list(first_tokens)
+    rows, chosen = list(range(len(first_tokens))), [[token] for token in first_tokens]
+    lookups = [PromptLookup(ids) for ids in state.token_ids]
     open_rows = set(rows)
     while True:
-        for row, token in zip(rows, tokens, strict=True):
-            if row not in open_rows:
-                continue
-            is_end = token in lm.info.eos_token_ids
-            if not is_end:
-                outs[row].append(token)
-            if is_end or len(outs[row]) >= max_new_tokens[row] or is_settled(row, outs[row]):
-                open_rows.remove(row)
+        for row, tokens in zip(rows, chosen, strict=True):
+            for token in tokens if row in open_rows else ():
+                is_end = token in lm.info.eos_token_ids
+                if not is_end:
+                    outs[row].append(token)
+                    lookups[row].extend([token])
+                if is_end or len(outs[row]) >= max_new_tokens[row] or is_settled(row, outs[row]):
+                    open_rows.remove(row)
+                    break
         if not open_rows:
             return outs
         if 4 * len(open_rows) <= 3 * len(rows):
@@ -255,9 +263,34 @@ def continue_greedily(
             state = lm.resume(
                 [caches[at] for at in kept],
                 [state.requests[at] for at in kept],
-                new_tokens=max(max_new_tokens),
+                new_tokens=2 * max(max_new_tokens),
                 like=state.run,
             )
-            rows, tokens = [rows[at] for at in kept], [tokens[at] for at in kept]
-        fed = [token if row in open_rows else None for row, token in zip(rows, tokens, strict=True)]
-        tokens = torch.argmax(lm.decode(state, fed), dim=-1).tolist()
+            rows = [rows[at] for at in kept]
+        fed = [outs[row][-1:] if row in open_rows else [] for row in rows]
+        if lm.can_trim(state):
+            n_draft = min(max(_VERIFIED_TOKENS // len(rows), _MIN_VERIFIED), _MAX_VERIFIED) - 1
+            for row, tokens in zip(rows, fed, strict=True):
+                if tokens:
+                    tokens += lookups[row].propose(min(n_draft, max_new_tokens[row] - len(outs[row]) - 1))
+        chosen = _verify(lm, state, fed)
+
+
+def _verify(lm: LanguageModel, state: DecodeState, fed: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Feed each request a token and a draft; the draft as far as greedy decoding agrees, and one token more.
+
+    Requests that are fed nothing have ended; theirs mean nothing.
+    """
+    if max(map(len, fed)) == 1:
+        logits = lm.decode(state, [tokens[0] if tokens else None for tokens in fed])
+        return [[token] for token in logits.argmax(-1).tolist()]
+    before = [len(ids) for ids in state.token_ids]
+    greedy = lm.extend(state, fed).argmax(-1).tolist()
+    chosen = []
+    for tokens, own in zip(fed, greedy, strict=True):
+        agreed = 0
+        while agreed + 1 < len(tokens) and tokens[agreed + 1] == own[agreed]:
+            agreed += 1
+        chosen.append(own[: agreed + 1])
+    lm.trim(state, [n + min(len(f), len(c)) for n, f, c in zip(before, fed, chosen, strict=True)])
+    return chosen

@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from salience_models.architecture import check_config, check_implementation, check_model, text_config
 from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
 from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
-from salience_models.cache import CacheKind, RowCache, build_cache, join_rows
+from salience_models.cache import CacheKind, GrowingLayer, RowCache, build_cache, join_rows
 from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
 from salience_models.decode_state import DecodeState, Request
 from salience_models.errors import InvalidPlan, PromptTooLong
@@ -136,24 +137,31 @@ class LanguageModel:
             ValueError: Among others, `impl` names nothing that does what a plan asks.
         """
         kind = CacheKind(cache)
+        if prefix is not None and kind is not CacheKind.GROWING:
+            raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
         room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
         self._check(requests, room)
         together = partial(self._prefill_together, chunk_tokens=chunk_tokens, with_mass=with_mass, impl=impl)
-        if kind is not CacheKind.GROWING or prefix is not None:
-            rows = [prefix] * len(requests) if isinstance(prefix, RowCache) else prefix
-            return together(requests, kind, max(room), rows)
-        worth = _CPU_PASS_TOKENS if self.device.type == "cpu" else _PASS_TOKENS
-        groups = group_by_length([len(r.token_ids) for r in requests], worth)
+        is_one = prefix is None or isinstance(prefix, RowCache)
+        rows = [prefix] * len(requests) if is_one else list(prefix)
+        groups = [list(range(len(requests)))]
+        if kind is CacheKind.GROWING:
+            reused = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
+            worth = _CPU_PASS_TOKENS if self.device.type == "cpu" else _PASS_TOKENS
+            groups = group_by_length(
+                [len(r.token_ids) - n for r, n in zip(requests, reused, strict=True)], worth
+            )
         if len(groups) == 1:
-            return together(requests, kind, max(room))
-        return self._join(groups, [together([requests[i] for i in g], kind, 0) for g in groups], max(room))
+            return together(requests, kind, max(room), rows)
+        states = [together([requests[i] for i in g], kind, 0, [rows[i] for i in g]) for g in groups]
+        return self._join(groups, states, max(room))
 
     def _prefill_together(
         self,
         requests: Sequence[Request],
         kind: CacheKind,
         room: int,
-        rows: Sequence[RowCache] | None = None,
+        rows: Sequence[RowCache | None],
         *,
         chunk_tokens: int | None,
         with_mass: bool,
@@ -165,15 +173,13 @@ class LanguageModel:
         steerings = [RequestSteering(r.plan, len(r.token_ids)) for r in requests]
         run = SteeringRun(steerings, pads, self.device, with_mass=with_mass, impl=impl)
         filled, start = build_cache(kind, self.model.config, width + room), 0
-        if rows is not None:
-            if kind is not CacheKind.GROWING:
-                raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
-            reusable = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
-            common = min(pad + count for pad, count in zip(pads, reusable, strict=True))
-            if common > max(pads):
-                start = common
-                filled = join_rows(rows, [start - pad for pad in pads], pads, width + room)
-                run.note_reused(start, self.info.layer_windows)
+        prefixes = [row for row in rows if row is not None]
+        reusable = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
+        common = min(pad + count for pad, count in zip(pads, reusable, strict=True))
+        if len(prefixes) == len(rows) and common > max(pads):
+            start = common
+            filled = join_rows(prefixes, [start - pad for pad in pads], pads, width + room)
+            run.note_reused(start, self.info.layer_windows)
         tokens = [list(r.token_ids) for r in requests]
         capacity = width + room if kind is CacheKind.STATIC else None
         state = DecodeState(steerings, tokens, pads, filled, run, start, torch.empty(0), capacity)
@@ -223,8 +229,9 @@ class LanguageModel:
     def extend(self, state: DecodeState, continuations: Sequence[Sequence[int]]) -> Tensor:
         """Feed several tokens per request at once; the logits after each, `[batch, query, vocab]`.
 
-        Shorter continuations are padded on the right: take `state.rows()` afterwards, whose lengths
-        leave that padding out; `decode` may follow only where all have one length. Raises as `decode`.
+        Shorter continuations are padded on the right: `trim`, or take `state.rows()` afterwards, whose
+        lengths leave that padding out; `decode` may follow at once only where all have one length. Raises
+        as `decode`.
         """
         lengths = [len(c) for c in continuations]
         longest = max(lengths)
@@ -237,6 +244,31 @@ class LanguageModel:
         state.logits = logits[:, -1] if min(lengths) == longest else torch.empty(0)
         state.run.check_applied(self.info.n_layers)
         return logits
+
+    def can_trim(self, state: DecodeState) -> bool:
+        """Whether columns can be hidden from later rows: no window counts them, and a bias reaches them."""
+        is_growing = all(isinstance(layer, GrowingLayer) for layer in state.cache.layers)
+        return is_growing and state.run.can_hide and not any(self.info.layer_windows)
+
+    def trim(self, state: DecodeState, lengths: Sequence[int]) -> None:
+        """Take back all but the first `lengths[i]` tokens of each request, in place; the prompt stays.
+
+        Raises:
+            ValueError: `can_trim` says no, or a length is out of range.
+        """
+        if not self.can_trim(state):
+            raise ValueError(
+                "tokens must be taken back by state.rows() and resume under target share, windows or another "
+                "cache than 'growing', got a trim"
+            )
+        for row, (request, ids, length) in enumerate(
+            zip(state.requests, state.token_ids, lengths, strict=True)
+        ):
+            if not request.prompt_length <= length <= len(ids):
+                raise ValueError(
+                    f"lengths[{row}] must lie in [{request.prompt_length}, {len(ids)}], got {length}"
+                )
+        state.trim(lengths)
 
     @torch.inference_mode()
     def resume(
@@ -288,9 +320,14 @@ class LanguageModel:
         columns = torch.arange(end)
         pads = torch.tensor(state.pads)[:, None]
         mask = (columns >= pads).long()
+        before = pads + torch.tensor(state.n_hidden)[:, None]
         # A finished request that waits for the others may pass the window's end; nobody reads its rows.
-        positions = (columns[state.columns :] - pads).clamp(0, self.info.context_window - 1)
-        state.run.fed_ends = [pad + len(ids) for pad, ids in zip(state.pads, state.token_ids, strict=True)]
+        positions = (columns[state.columns :] - before).clamp(0, self.info.context_window - 1)
+        state.run.fed_ends = [
+            n + len(ids) for n, ids in zip(before[:, 0].tolist(), state.token_ids, strict=True)
+        ]
+        if state.hidden is not None:
+            state.run.hidden = state.hidden = F.pad(state.hidden, (0, ids.shape[1]))
         # As a tensor: given a number, Gemma 4 cuts the mask that its later layers get, which is our card.
         # On the CPU: it indexes the last layer's output, which a device map may put anywhere.
         kept = torch.arange(-keep, 0)
@@ -315,11 +352,12 @@ class LanguageModel:
                 f"new_tokens of a prefill with a static cache must leave room for all that follows: "
                 f"it holds {state.capacity} columns, got {end}"
             )
-        for row, (pad, ids, length) in enumerate(zip(state.pads, state.token_ids, lengths, strict=True)):
-            if pad + len(ids) != state.columns:
+        ends = [pad + n for pad, n in zip(state.pads, state.n_hidden, strict=True)]
+        for row, (first, ids, length) in enumerate(zip(ends, state.token_ids, lengths, strict=True)):
+            if first + len(ids) != state.columns:
                 raise ValueError(
                     f"requests must all end at column {state.columns} to go on, got request {row} ending at "
-                    f"{pad + len(ids)} (after an uneven extend, resume from state.rows())"
+                    f"{first + len(ids)} (after an uneven extend, trim it or resume from state.rows())"
                 )
             if length is not None and len(ids) + length > window:
                 raise PromptTooLong(
@@ -328,8 +366,10 @@ class LanguageModel:
                 )
 
     @staticmethod
-    def _reusable(prefix: RowCache, request: Request, with_mass: bool) -> int:
+    def _reusable(prefix: RowCache | None, request: Request, with_mass: bool) -> int:
         """Tokens of `request` that `prefix` serves: no question rows where their mass is measured."""
+        if prefix is None:
+            return 0
         count = prefix.reusable(request.token_ids, request.plan)
         return min(count, request.plan.first_question_row) if with_mass and request.plan.spans else count
 

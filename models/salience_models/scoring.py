@@ -110,7 +110,7 @@ def answer_with_draft(
         resumed = lm.resume(
             [rows[i] for i in open_rows],
             [state.requests[i] for i in open_rows],
-            new_tokens=max_new_tokens,
+            new_tokens=2 * max_new_tokens,
             like=state.run,
         )
         resumed.run.with_mass = False

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from salience_kernels import (
     LAST_ROWS,
+    MASKED_BIAS_NATS,
     TargetShareImpl,
     block_log_mass,
     key_bias_attention,
@@ -66,6 +67,8 @@ class SteeringRun:
         self.fed_ends = [pad + r.prompt_length for pad, r in zip(self.pads, self.requests, strict=True)]
         """Per request the column after its last real token: what lies right of it is padding."""
         self.n_blocks = max((len(r.plan.spans) for r in self.requests), default=0)
+        self.hidden: Tensor | None = None
+        """Columns `[batch, column]` that no later row may see: tokens taken back."""
         self._unchecked = [i for i, r in enumerate(self.requests) if r.plan.is_steering]
         width = max(self.fed_ends)
         self._block_ids = torch.zeros(len(self.requests), width, dtype=torch.int64, device=device)
@@ -84,7 +87,8 @@ class SteeringRun:
         self._solve_shares(call, steered)
         start, end = call.query_start, call.query_start + call.query.shape[2]
         reached = [i for i in steered if self._first_affected(i) < end]
-        plain = None if reached or self.with_mass or self.impl != "auto" else fused_attention(call)
+        is_plain = not reached and not self.with_mass and self.impl == "auto" and self.hidden is None
+        plain = fused_attention(call) if is_plain else None
         if plain is not None:
             for request in self.requests:
                 request.impls.add("sdpa")
@@ -110,6 +114,11 @@ class SteeringRun:
         for request in self.requests:
             request.impls.add(result.impl)
         return result.out
+
+    @property
+    def can_hide(self) -> bool:
+        """Whether `hidden` reaches every request: target share has no bias to put it in."""
+        return not any(r.plan.method in _SHARE_RULES for r in self.requests)
 
     def check_applied(self, n_layers: int) -> None:
         """After a whole prefill, or a later pass.
@@ -227,7 +236,7 @@ class SteeringRun:
         want = self.with_mass and self._holds_receipt_rows(rows, batch)
         result = key_bias_attention(
             **rows.tensors(batch, len(self.requests)),
-            key_bias=None if values is None else self._key_bias(call, batch, values),
+            key_bias=self._key_bias(call, batch, values),
             blocks=self._blocks(call)[batch] if want else None,
             mass="last" if want else "none",
             impl=self.impl,
@@ -297,16 +306,25 @@ class SteeringRun:
                 values[row, heads, 1 : len(asks) + 1] = asks
         return values
 
-    def _key_bias(self, call: AttentionCall, batch: list[int], values: Tensor) -> Tensor:
-        """Nats per key `[batch, 1 | head, key]` of this call's keys; equal across layers where values are."""
-        key_count = call.key.shape[2]
-        where = (call.key.device, call.key_offset, key_count)
+    def _key_bias(self, call: AttentionCall, batch: list[int], values: Tensor | None) -> Tensor | None:
+        """Nats per key `[batch, 1 | head, key]` of this call's keys; equal across layers where values are.
+
+        None where nothing is steered or hidden.
+        """
+        if values is None:
+            if self.hidden is None:
+                return None
+            values = torch.zeros(len(batch), 1, self.n_blocks + 1)
+        where = (call.key.device, call.key_offset, call.key.shape[2])
         cached = (*where, tuple(batch), values.shape, values.numpy().tobytes())
         if cached not in self._bias_cache:
             if len(self._bias_cache) >= 16:
                 self._bias_cache.clear()
             ids = self._blocks(call)[batch].long()[:, None].expand(-1, values.shape[1], -1)
-            self._bias_cache[cached] = values.to(ids.device).gather(2, ids)
+            bias = values.to(ids.device).gather(2, ids)
+            if self.hidden is not None:
+                bias.masked_fill_(self.hidden[batch, None].to(ids.device), MASKED_BIAS_NATS)
+            self._bias_cache[cached] = bias
         return self._bias_cache[cached]
 
     def _blocks(self, call: AttentionCall) -> Tensor:

@@ -3,12 +3,13 @@
 import json
 import re
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from rich.console import Console
 
 from salience.cli import main
-from salience_memory import MemoryStore, RegistrarQueue, Role, Turn, Viewer
+from salience_memory import Memory, MemoryStore, RegistrarQueue, Role, Turn, Viewer
 
 
 @pytest.fixture
@@ -57,6 +58,24 @@ def test_with_a_store_it_recalls_and_remembers(
     assert "not been verified" in asked
     other = talk(capsys, monkeypatch, ["Who works at Acme?"], *where, "--user", "bob", *model)
     assert "The user works" not in other
+
+
+def test_a_session_without_a_name_ends_with_the_talk(
+    capsys: pytest.CaptureFixture[str], model: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    ann, path = Viewer(user_id="ann", session_id="5" * 32), tmp_path / "memory.db"
+    monkeypatch.setattr("salience.cli.chat.uuid4", lambda: UUID(hex="5" * 32))
+    with MemoryStore(path) as store:
+        for scope in ("user", "session"):
+            owner = {"user_id": "ann", "session_id": "5" * 32 if scope == "session" else None}
+            store.declare(
+                [Memory(memory_id=scope, content=f"Of the {scope}", type="semantic", scope=scope, **owner)]
+            )
+    where = ["--memory-db", str(path), "--user", "ann", "--no-embed", *model]
+    for named, left in ((["--session", "5" * 32], {"user", "session"}), ([], {"user"})):
+        talk(capsys, monkeypatch, [], *where, *named)
+        with MemoryStore(path) as store:
+            assert {memory.memory_id for memory in store.list(ann)} == left
 
 
 def test_a_user_needs_a_store(capsys: pytest.CaptureFixture[str], model: list[str]):

@@ -145,6 +145,17 @@ def test_history_and_rollback_lose_nothing(run):
     )
 
 
+def test_what_behaviour_contradicts_weighs_less(run, fail):
+    memory_id = add(run, "Dislikes fish", "--user", "ann")["memory_id"]
+    said = run("contradict", memory_id, "--reason", "bought sushi", "--user", "ann")
+    assert said == f"{memory_id}  version 2 is contradicted: bought sushi\n"
+    assert "bought sushi" in run("history", memory_id, "--user", "ann")
+    tags = json.loads(run("show", memory_id, "--user", "ann", "--json"))["tags"]
+    assert any(tag.startswith("contradicted:") for tag in tags)
+    shared = add(run, "Everybody likes fish")["memory_id"]
+    assert "is global" in fail("contradict", shared, "--reason", "no")
+
+
 def test_others_memories_do_not_exist_for_a_stranger(run, fail):
     memory_id = add(run, "Secret", "--user", "ann")["memory_id"]
     for command in (["show", memory_id], ["history", memory_id], ["forget", memory_id, "--yes"]):

@@ -101,6 +101,9 @@ def chat(
                 viewer=viewer, template=chosen, store=store, recall=recall, registrar=registrar
             )
 
+            if session is None:  # nobody can come back to a session without a name
+                stack.callback(conversation.end_session)
+
             def converse(message: str) -> None:
                 recall.sync()
                 _converse(console, conversation, message, declared, sampling)

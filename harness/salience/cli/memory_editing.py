@@ -1,4 +1,4 @@
-"""`salience memory add`, `rollback`, `forget` and `maintain`."""
+"""`salience memory add`, `rollback`, `contradict`, `forget` and `maintain`."""
 
 import sys
 from contextlib import suppress
@@ -31,6 +31,7 @@ from salience_memory import (
     Urgency,
     Viewer,
     maintain,
+    mark_contradicted,
     system_clock,
 )
 
@@ -40,8 +41,8 @@ TagOption = Annotated[list[str] | None, typer.Option("--tag", "-t", help="word o
 
 
 def add_commands(group: typer.Typer) -> None:
-    """Add `add`, `rollback`, `forget` and `maintain`."""
-    for command in (add, rollback, forget):
+    """Add `add`, `rollback`, `contradict`, `forget` and `maintain`."""
+    for command in (add, rollback, contradict, forget):
         group.command()(command)
     group.command("maintain")(maintain_store)
 
@@ -162,6 +163,25 @@ def rollback(
         print_json(stored.model_dump(mode="json"))
         return
     print(f"{stored.memory_id}  version {stored.version} says what version {version} said")
+
+
+def contradict(
+    memory_id: Annotated[str, typer.Argument(help="Its id.")],
+    reason: Annotated[str, typer.Option(help="What was done, for the history.")],
+    user: UserOption = None,
+    session: SessionOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Note that somebody's behaviour spoke against a memory, which weighs less until it is verified again."""
+    with open_store(db) as store:
+        stored = mark_contradicted(
+            store, viewer_of(user, session), memory_id, now_ns=system_clock(), reason=reason, actor="cli"
+        )
+    if json:
+        print_json(stored.model_dump(mode="json"))
+        return
+    print(f"{stored.memory_id}  version {stored.version} is contradicted: {reason}")
 
 
 def forget(
