@@ -43,6 +43,8 @@ __all__ = ["MemoryRecall", "RecallBreakdown", "RecalledMemory"]
 _PROPOSED_BY_WORDS = 512
 _PROPOSED_BY_VECTORS = 128
 _COVERED = 64
+_MEMORIES_PER_DEPTH = 1_400
+"""In how many memories one more is proposed and covered: in a large store very many mean nearly the same."""
 _FINALISTS = 20
 _FINALISTS_PER_RESULT = 4
 _WIDENED_BY = 4
@@ -268,7 +270,8 @@ class MemoryRecall:
         ids, nats = lexical.search(words, wanted, max(_PROPOSED_BY_WORDS, count))
         if vectors is None or vector is None or not len(vectors):
             return words, dict.fromkeys(ids[:count]), False
-        near = vectors.search(vector, wanted, max(_PROPOSED_BY_VECTORS, count))
+        depth = len(vectors) // _MEMORIES_PER_DEPTH
+        near = vectors.search(vector, wanted, max(_PROPOSED_BY_VECTORS, count, depth))
         pool = list(dict.fromkeys([*near, *ids]))
         similarities = vectors.compare(vector, pool)
         meaning = np.clip(np.nan_to_num(similarities), 0.0, 1.0)
@@ -277,7 +280,7 @@ class MemoryRecall:
         # What words share was counted only as far as their lists were read; the best are counted whole.
         total = sum(words.weights.values()) or 1.0
         guesses = meaning + shared / total
-        places: list[int] = np.argsort(-guesses, kind="stable")[: max(_COVERED, 2 * count)].tolist()
+        places: list[int] = np.argsort(-guesses, kind="stable")[: max(_COVERED, 2 * count, depth)].tolist()
         shared[places] = lexical.cover(words, [pool[place] for place in places])
         score = meaning + shared / total
         best = sorted(places, key=lambda place: -float(score[place]))[:count]

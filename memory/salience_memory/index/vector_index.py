@@ -23,7 +23,7 @@ _EXACT_ROWS = 4096
 """Up to so many allowed rows are compared exactly, without a scan."""
 
 _SCANNED_AT_LEAST = 512
-_SCANNED_PER_RESULT = 8
+_SCANNED_PER_RESULT = 4
 
 
 class VectorIndex:
