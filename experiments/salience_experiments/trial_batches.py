@@ -1,8 +1,9 @@
-"""From items and arms to model calls: encoding, and the two cost shortcuts the runner lives on.
+"""From items and arms to model calls: encoding, and the cost shortcuts the runner lives on.
 
 The blocks before the first steered token are computed once and shared by all arms and positions
-of an item, and a gold answer is verified as a draft in one pass. `tests/experiments/test_runner.py`
-holds both equal to the naive loop. Answers of items that say how to draw them are generated outright.
+of an item, and a gold answer is verified as a draft in one pass; where the model says something else, so
+is what it may be quoting of its prompt. `tests/experiments/test_runner.py` holds all equal to the naive
+loop. Answers of items that say how to draw them are generated outright.
 """
 
 import hashlib

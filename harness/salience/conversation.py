@@ -44,6 +44,7 @@ from salience_memory.registrar.turns import Role, Turn
 from salience_memory.scopes import NOBODY, Viewer
 from salience_memory.store.memory_store import MemoryStore
 from salience_models import (
+    STEP_BACK_TOKENS,
     EncodedPrompt,
     Generation,
     LanguageModel,
@@ -191,8 +192,15 @@ class Conversation:
         sampling: Sampling = Sampling(),
         steering: Steering | None = None,
     ) -> ChatAnswer:
-        """Answer a message; see `stream`."""
-        events = self.stream(message, memories=memories, system=system, sampling=sampling, steering=steering)
+        """Answer a message; see `stream`. Nothing is shown before the end, so rules may take tokens back."""
+        events = self.stream(
+            message,
+            memories=memories,
+            system=system,
+            sampling=sampling,
+            steering=steering,
+            hold_back_tokens=STEP_BACK_TOKENS,
+        )
         *_, last = events
         assert last.answer is not None
         return last.answer
@@ -205,6 +213,7 @@ class Conversation:
         system: str | None = None,
         sampling: Sampling = Sampling(),
         steering: Steering | None = None,
+        hold_back_tokens: int = 0,
     ) -> Iterator[ChatEvent]:
         """Answer a message, piece by piece. An answer that isn't read to its end leaves no turn behind.
 
@@ -214,6 +223,7 @@ class Conversation:
             system: Stands in the place of the template's instruction.
             sampling: How the answer is decoded.
             steering: How weights steer; None is the conversation's.
+            hold_back_tokens: How many tokens come late where rules bind, so that they can be taken back.
 
         Raises:
             ValueError: A blank message, or two memories with one id.
@@ -230,7 +240,10 @@ class Conversation:
         pieces: list[str] = []
         # What a rule let pass with a reference in between, it might forbid without: such answers keep theirs.
         is_bound = prepared.request.constraint is not None
-        for event in stream(self.lm, [prepared.request], [sampling], with_mass=True):
+        tokens = stream(
+            self.lm, [prepared.request], [sampling], with_mass=True, hold_back_tokens=hold_back_tokens
+        )
+        for event in tokens:
             events.append(event)
             unmarked = scanner.push(event.text)
             pieces.append(event.text if is_bound else unmarked)

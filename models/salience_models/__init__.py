@@ -21,7 +21,15 @@ from salience_models.errors import (
     ModelsError,
     PromptTooLong,
 )
-from salience_models.generation import Generation, StreamEvent, generate, join_events, repeat, stream
+from salience_models.generation import (
+    STEP_BACK_TOKENS,
+    Generation,
+    StreamEvent,
+    generate,
+    join_events,
+    repeat,
+    stream,
+)
 from salience_models.language_model import LanguageModel
 from salience_models.model_info import ModelInfo
 from salience_models.plan_weights import Steering, plan_from_weights, weight_to_bias
@@ -32,6 +40,7 @@ from salience_models.scoring import DraftedAnswer, Score, answer_with_draft, sco
 
 __all__ = [
     "ATTENTION_NAME",
+    "STEP_BACK_TOKENS",
     "BiasNotApplied",
     "BiasPlan",
     "BlockSpan",

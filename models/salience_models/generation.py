@@ -17,6 +17,7 @@ from salience_models.receipts import Receipt
 from salience_models.sampling import Sampling
 
 __all__ = [
+    "STEP_BACK_TOKENS",
     "Generation",
     "StreamEvent",
     "continue_greedily",
@@ -30,7 +31,7 @@ _VERIFIED_TOKENS = 64
 """How many tokens, of all requests together, a pass verifies: on a CPU more take as long as a step saves."""
 _MIN_VERIFIED, _MAX_VERIFIED = 4, 12
 """Tokens of one request in a pass, the one that is known included."""
-_STEP_BACK_TOKENS = 32
+STEP_BACK_TOKENS = 32
 """How far an answer that nobody has seen yet may go back; each token keeps one row of logits that long."""
 
 
@@ -168,7 +169,7 @@ def generate(
     """
     each = [samplings] * len(requests) if isinstance(samplings, Sampling) else list(samplings)
     if CacheKind(str(options.get("cache", CacheKind.GROWING))) is CacheKind.GROWING:
-        options.setdefault("hold_back_tokens", _STEP_BACK_TOKENS)
+        options.setdefault("hold_back_tokens", STEP_BACK_TOKENS)
     events: list[list[StreamEvent]] = [[] for _ in requests]
     for event in stream(lm, requests, each, **options):  # type: ignore[arg-type]
         events[event.row].append(event)

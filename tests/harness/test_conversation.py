@@ -153,6 +153,15 @@ def test_a_rule_masks_the_answer(chat: Callable, store: MemoryStore):
     assert chat("Is it?").text not in ("yes", "no")
 
 
+def test_an_answer_that_rules_leave_no_way_on_goes_back_and_another(chat: Callable, store: MemoryStore):
+    """Only `nyy` is neither foreign to the pattern nor banned; thirteen other starts lead nowhere."""
+    declare(store, "Answer so.", "constraint", rule={"regex": "[a-m]xx|nyy"})
+    declare(store, "Never say xx.", "constraint", rule={"forbid_phrases": ["xx"]})
+    for seed in range(3):
+        answer = chat("Is it?", sampling=Sampling(max_new_tokens=5, temperature=1.0, seed=seed))
+        assert (answer.text, answer.generation.finish_reason) == ("nyy", "stop")
+
+
 def test_what_a_rule_let_pass_is_shown_to_the_letter(chat: Callable, store: MemoryStore):
     """Taking a reference out could join two halves of what is forbidden."""
     value = '<memory_ref id="a" type="semantic"/>x'
