@@ -48,6 +48,7 @@ def test_with_a_store_it_recalls_and_remembers(
         "--user",
         "ann",
         "--no-embed",
+        "--judge",
         "--template",
         str(file),
     ]
@@ -80,7 +81,7 @@ def test_a_session_without_a_name_ends_with_the_talk(
 
 def test_a_user_needs_a_store(capsys: pytest.CaptureFixture[str], model: list[str]):
     assert main(["chat", "What?", "--user", "ann", *model]) == 1
-    assert "error: --memory-db must be given with --user and --session" in capsys.readouterr().err
+    assert "error: --memory-db must be given with --user, --session and --judge" in capsys.readouterr().err
 
 
 def test_what_a_crash_left_unsettled_is_settled_at_the_next_start(

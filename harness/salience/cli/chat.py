@@ -36,6 +36,7 @@ from salience.context.template import load_template
 from salience.conversation import ChatAnswer, Conversation
 from salience.errors import ContextError
 from salience.harness import Harness
+from salience.judge import model_judge
 from salience_memory import Memory, Viewer, maintain, system_clock
 from salience_memory.registrar.registrar import Registrar
 from salience_memory.registrar.registrar_queue import RegistrarQueue
@@ -65,6 +66,9 @@ def chat(
     template: Annotated[
         str, typer.Option(help="A shipped template or a .json file, with --memory-db.")
     ] = "personal_assistant",
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Let the model say what is worth remembering where no rule does.")
+    ] = False,
     embedder: EmbedderOption = DEFAULT_EMBEDDER,
     no_embed: NoEmbedOption = False,
     method: MethodOption = None,
@@ -83,8 +87,8 @@ def chat(
     console = Console(highlight=False)
     declared = read_memories(memory, memories)
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    if memory_db is None and (user or session):
-        raise ValueError("--memory-db must be given with --user and --session, got none")
+    if memory_db is None and (user or session or judge):
+        raise ValueError("--memory-db must be given with --user, --session and --judge, got none")
     chosen = load_template(template)
     harness = load_harness(console, model, revision, device, dtype, steering_from(method, strength, phase))
     with ExitStack() as stack:
@@ -95,7 +99,8 @@ def chat(
             store = stack.enter_context(open_store(memory_db, create=True))
             maintain(store, system_clock())
             recall = stack.enter_context(open_recall(store, None if no_embed else embedder))
-            registrar = stack.enter_context(RegistrarQueue(Registrar(store), store))
+            noticing = Registrar(store, judge=model_judge(harness.lm) if judge else None)
+            registrar = stack.enter_context(RegistrarQueue(noticing, store))
             registrar.replay()  # what a crash left acknowledged and unsettled
             conversation = harness.conversation(
                 viewer=viewer, template=chosen, store=store, recall=recall, registrar=registrar
