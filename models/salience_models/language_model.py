@@ -142,8 +142,8 @@ class LanguageModel:
         room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
         self._check(requests, room)
         together = partial(self._prefill_together, chunk_tokens=chunk_tokens, with_mass=with_mass, impl=impl)
-        is_one = prefix is None or isinstance(prefix, RowCache)
-        rows = [prefix] * len(requests) if is_one else list(prefix)
+        rows: list[RowCache | None]
+        rows = [prefix] * len(requests) if prefix is None or isinstance(prefix, RowCache) else [*prefix]
         groups = [list(range(len(requests)))]
         if kind is CacheKind.GROWING:
             reused = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
