@@ -26,6 +26,9 @@ __all__ = ["Scan", "SelectorScan", "UnmaskedScan", "gpu_scan"]
 _SEGMENT_ROWS = 131_072
 """Rows that one thread searches at a time; a bound on what growing copies."""
 
+_ALL_FROM_EACH = 512
+"""Up to so many rows may all come from one segment without a second search."""
+
 _CODE_LIMIT = 127
 _HEADROOM = 1.25
 """How far beyond the largest component seen the codes reach, so that new vectors seldom re-encode the old."""
@@ -104,22 +107,26 @@ class SelectorScan:
         self, query: NDArray[np.float32], allowed: NDArray[np.bool_], count: int
     ) -> tuple[NDArray[np.int64], float]:
         codes, scale, slack = self._encoded(query)
+        # Many are asked for as a margin, which one segment need not fill: its own last says what it left out.
+        each = max(min(count, _ALL_FROM_EACH), count // 2)
 
         def search(index: Any, selector: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
             params = self._faiss.SearchParameters(sel=selector)
-            products, rows = index.search(codes, min(count, index.ntotal), params=params)
+            products, rows = index.search(codes, min(each, index.ntotal), params=params)
             return products[0], rows[0]
 
         found = self._over_segments(search, allowed)
+        lasts = [part[0][-1] for part in found if len(part[1]) == each and part[1][-1] >= 0]
         products = np.concatenate([part[0] for part in found])
         rows = np.concatenate([np.where(part[1] < 0, -1, part[1] + start) for part, start in _starts(found)])
         products, rows = products[rows >= 0], rows[rows >= 0]
         if len(rows) > count:
             best = np.argpartition(-products, count - 1)[:count]
             products, rows = products[best], rows[best]
-        if len(rows) < count:
+            lasts.append(products.min())
+        if not lasts:
             return rows, -math.inf
-        return rows, float(products.min()) / scale + slack
+        return rows, float(max(lasts)) / scale + slack
 
     def reaching(
         self, query: NDArray[np.float32], allowed: NDArray[np.bool_], similarity: float

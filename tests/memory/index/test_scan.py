@@ -32,6 +32,7 @@ def scan(request):
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
     monkeypatch.setattr("salience_memory.index.scan._SEGMENT_ROWS", 1000)
+    monkeypatch.setattr("salience_memory.index.scan._ALL_FROM_EACH", 20)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
@@ -50,6 +51,20 @@ def test_nothing_outside_the_mask_and_nothing_left_out_above_the_ceiling(scan, s
         reaching = scan.reaching(query, allowed, 0.3)
         assert allowed[reaching].all()
         assert set(np.flatnonzero(allowed & (exact >= 0.3))) <= set(reaching.tolist())
+
+
+def test_the_nearest_all_in_one_segment_are_not_taken_for_fewer_than_there_are():
+    """Each segment gives half of what is asked for; the ceiling says that this one had more."""
+    scan, query = SelectorScan(DIMENSION), unit(1)[0]
+    near = query + 0.1 * unit(100, seed=3)
+    vectors = np.concatenate(
+        [unit(2_000), near / np.linalg.norm(near, axis=1, keepdims=True), unit(900, seed=4)]
+    )
+    scan.fit(vectors)
+    everything, exact = np.ones(len(vectors), dtype=bool), vectors @ query
+    rows, ceiling = scan.nearest(query, everything, 60)
+    assert len(set(rows.tolist()) & set(range(2_000, 2_100))) == 30
+    assert ceiling >= np.sort(exact)[-31]
 
 
 def test_one_allowed_row_is_not_hidden_behind_near_duplicates_that_are_not(scan):
