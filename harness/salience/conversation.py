@@ -173,16 +173,6 @@ class Conversation:
             raise ValueError("a dialogue must be taken over from the same viewer and store, got another's")
         self._dialogue = other._dialogue
 
-    def end_session(self) -> int:
-        """The session is over: its memories and tasks are deleted, and what was said stays in the log.
-
-        Returns:
-            How many memories were deleted; 0 without a store or a session.
-        """
-        if self.store is None or self.viewer.session_id is None:
-            return 0
-        return self.store.end_session(self.viewer.session_id, user_id=self.viewer.user_id)
-
     def ask(
         self,
         message: str,

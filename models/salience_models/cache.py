@@ -1,6 +1,6 @@
 """Key-value caches: three kinds, and one request's keys and values taken out of a batch and put back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
@@ -126,16 +126,16 @@ def build_cache(kind: CacheKind, config: PreTrainedConfig, capacity: int) -> Cac
 
 
 def split_rows(
-    cache: Cache, columns: Sequence[slice | Tensor]
+    cache: Cache, columns: Mapping[int, slice | Tensor]
 ) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """`(keys, values)` of each request's columns in a growing cache; views where those are a slice."""
+    """`(keys, values)` of some batch rows' columns in a growing cache; views where those are a slice."""
     layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
     if len(layers) < len(cache.layers):
         raise ValueError(
             "cache must be 'growing' to take rows out of it: the other kinds forget or over-allocate"
         )
     parts = []
-    for i, part in enumerate(columns):
+    for i, part in columns.items():
         keys, values = zip(*(layer.row(i, part) for layer in layers), strict=True)
         parts.append((keys, values))
     return parts

@@ -33,7 +33,7 @@ class Request:
 class DecodeState:
     """A batch between two forward passes. `logits` `[batch, vocab]` are those after the last column.
 
-    They are empty after a `resume`, and after an `extend` by different lengths. `capacity` is how many
+    They are empty after a `resume`, a `trim` and an `extend` by different lengths. `capacity` is how many
     columns a static cache holds; None where the cache grows. `hidden` `[batch, column]` says which of the
     columns so far hold nothing of a request any more, padding on its left apart; None where all do.
     """
@@ -68,16 +68,27 @@ class DecodeState:
             hidden[i, self.pads[i] :] = True
             hidden[i, kept] = False
             del self.token_ids[i][length:]
-        self.hidden = hidden
+        self.hidden = hidden if hidden.any() else None
+        self.logits = torch.empty(0)
 
-    def rows(self, lengths: Sequence[int] | None = None) -> list[RowCache]:
-        """Each request's cache, cut to its first `lengths[i]` tokens (default: all fed so far)."""
+    def rows(
+        self, lengths: Sequence[int] | None = None, *, only: Sequence[int] | None = None
+    ) -> list[RowCache]:
+        """Each request's cache, cut to its first `lengths[i]` tokens (default: all fed so far).
+
+        `only` names the requests that are wanted.
+        """
         counts = [len(ids) for ids in self.token_ids] if lengths is None else list(lengths)
-        columns = [_first(self.columns_of(i), count) for i, count in enumerate(counts)]
-        parts = split_rows(self.cache, columns)
+        wanted = list(range(len(counts))) if only is None else list(only)
+        parts = split_rows(self.cache, {i: _first(self.columns_of(i), counts[i]) for i in wanted})
         return [
-            RowCache(tuple(ids[:count]), request.prompt_length, request.plan, *part)
-            for ids, count, request, part in zip(self.token_ids, counts, self.requests, parts, strict=True)
+            RowCache(
+                tuple(self.token_ids[i][: counts[i]]),
+                self.requests[i].prompt_length,
+                self.requests[i].plan,
+                *part,
+            )
+            for i, part in zip(wanted, parts, strict=True)
         ]
 
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _VERIFIED_TOKENS = 64
-"""How many tokens, of all requests together, a pass verifies: on a CPU more take as long as a step saves."""
+"""About how many tokens, of all requests together, a pass verifies: on a CPU more take what a step saves."""
 _MIN_VERIFIED, _MAX_VERIFIED = 4, 12
 """Tokens of one request in a pass, the one that is known included."""
 STEP_BACK_TOKENS = 32
@@ -239,8 +239,8 @@ def continue_greedily(
     """Greedy tokens of each request from `first_tokens` on, up to an end token (left out) or its limit.
 
     `state` has been fed everything before `first_tokens`. `is_settled(row, tokens)` may end a request
-    early. Requests that have ended leave the batch once they are a quarter of it. Where the state can be
-    trimmed, tokens are drafted by prompt lookup and verified several in a pass.
+    early. Requests that have ended leave the batch once they are a quarter of it. Where the state, which is
+    used up, can be trimmed, tokens are drafted by prompt lookup and verified several in a pass.
     """
     outs: list[list[int]] = [[] for _ in first_tokens]
     rows, chosen = list(range(len(first_tokens))), [[token] for token in first_tokens]
@@ -260,9 +260,9 @@ def continue_greedily(
             return outs
         if 4 * len(open_rows) <= 3 * len(rows):
             kept = [at for at, row in enumerate(rows) if row in open_rows]
-            caches = state.rows()
+            caches = state.rows(only=kept)
             state = lm.resume(
-                [caches[at] for at in kept],
+                caches,
                 [state.requests[at] for at in kept],
                 new_tokens=2 * max(max_new_tokens),
                 like=state.run,

@@ -148,9 +148,14 @@ class LanguageModel:
         if kind is CacheKind.GROWING:
             reused = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
             worth = _CPU_PASS_TOKENS if self.device.type == "cpu" else _PASS_TOKENS
-            groups = group_by_length(
-                [len(r.token_ids) - n for r, n in zip(requests, reused, strict=True)], worth
-            )
+            left = [len(r.token_ids) - n for r, n in zip(requests, reused, strict=True)]
+            # Beside one that reuses nothing, no other's prefix would fit.
+            parts = [[i for i, n in enumerate(reused) if bool(n) is reuses] for reuses in (True, False)]
+            groups = [
+                [part[at] for at in group]
+                for part in parts
+                for group in group_by_length([left[i] for i in part], worth)
+            ]
         if len(groups) == 1:
             return together(requests, kind, max(room), rows)
         states = [together([requests[i] for i in g], kind, 0, [rows[i] for i in g]) for g in groups]
@@ -246,9 +251,10 @@ class LanguageModel:
         return logits
 
     def can_trim(self, state: DecodeState) -> bool:
-        """Whether columns can be hidden from later rows: no window counts them, and a bias reaches them."""
+        """Whether columns can be hidden: no window counts them, a bias reaches them, no mass was recorded."""
         is_growing = all(isinstance(layer, GrowingLayer) for layer in state.cache.layers)
-        return is_growing and state.run.can_hide and not any(self.info.layer_windows)
+        is_recorded = state.run.with_mass  # masses of what is taken back could not be taken out again
+        return is_growing and state.run.can_hide and not is_recorded and not any(self.info.layer_windows)
 
     def trim(self, state: DecodeState, lengths: Sequence[int]) -> None:
         """Take back all but the first `lengths[i]` tokens of each request, in place; the prompt stays.
@@ -258,8 +264,8 @@ class LanguageModel:
         """
         if not self.can_trim(state):
             raise ValueError(
-                "tokens must be taken back by state.rows() and resume under target share, windows or another "
-                "cache than 'growing', got a trim"
+                "tokens must be taken back by state.rows() and resume under target share, windows, with_mass "
+                "or another cache than 'growing', got a trim"
             )
         for row, (request, ids, length) in enumerate(
             zip(state.requests, state.token_ids, lengths, strict=True)
@@ -359,7 +365,7 @@ class LanguageModel:
                     f"requests must all end at column {state.columns} to go on, got request {row} ending at "
                     f"{first + len(ids)} (after an uneven extend, trim it or resume from state.rows())"
                 )
-            if length is not None and len(ids) + length > window:
+            if length and len(ids) + length > window:
                 raise PromptTooLong(
                     f"request {row} must stay within the context window of {window}, "
                     f"got {len(ids) + length} tokens"

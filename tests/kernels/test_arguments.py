@@ -134,6 +134,7 @@ def test_public_names_are_pinned() -> None:
     assert salience_kernels.__all__ == [
         "DEAD",
         "LAST_ROWS",
+        "MASKED_BIAS_NATS",
         "AllowedBits",
         "AttentionOutput",
         "BanAutomaton",

@@ -80,16 +80,16 @@ def test_rows_split_and_joined_are_the_same() -> None:
     for layer, state in zip(layers, states, strict=True):
         layer.update(state, -state)
     cache = Cache(layers=list(layers))
-    parts = split_rows(cache, [slice(0, 6), slice(4, 9)])
+    parts = split_rows(cache, {0: slice(0, 6), 1: slice(4, 9)})
     assert torch.equal(parts[1][0][1], states[1][1, :, 4:9])
     rows = [RowCache((5,) * n, n, BiasPlan(), *part) for n, part in zip((6, 5), parts, strict=True)]
     joined = join_rows(rows, lengths=[5, 3], pads=[0, 2], capacity=20)
-    again = split_rows(joined, [slice(0, 5), slice(2, 5)])
+    again = split_rows(joined, {0: slice(0, 5), 1: slice(2, 5)})
     for (keys, values), row, length in zip(again, rows, (5, 3), strict=True):
         for layer in range(2):
             assert torch.equal(keys[layer], row.keys[layer][:, :length])
             assert torch.equal(values[layer], row.values[layer][:, :length])
-    padding, _ = split_rows(joined, [slice(0, 5), torch.tensor([0, 1])])[1]
+    padding, _ = split_rows(joined, {1: torch.tensor([0, 1])})[0]
     assert bool((padding[0] == 0).all())
 
 

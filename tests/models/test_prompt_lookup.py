@@ -69,6 +69,19 @@ def test_drafts_change_no_greedy_answer(
     assert bool(passes) == can_trim
 
 
+def test_ended_request_may_pass_the_window_while_others_are_drafted(
+    language_model: Factory, draw_tokens: Factory
+) -> None:
+    lm = language_model("llama")
+    requests = [Request(draw_tokens(2044, seed=9)), *(Request(draw_tokens(12, seed=n)) for n in range(7))]
+    limits = [4, *[38] * 7]
+    state = lm.prefill(requests, new_tokens=limits)
+    found = continue_greedily(lm, state, state.logits.argmax(-1).tolist(), limits)
+    for request, limit, tokens in zip(requests[1:], limits[1:], found[1:], strict=True):
+        alone = lm.prefill([request], new_tokens=limit)
+        assert continue_greedily(lm, alone, [int(alone.logits.argmax())], [limit]) == [tokens]
+
+
 def test_settled_answer_ends_inside_a_draft(language_model: Factory, draw_tokens: Factory) -> None:
     lm, request = language_model("llama"), Request(draw_tokens(8) * 4)
     state = lm.prefill([request], new_tokens=60)
@@ -110,6 +123,7 @@ def test_trim_is_refused_where_columns_cannot_be_hidden(
     for model, request, options in (
         ("mistral", plain, {}),
         ("llama", shared, {}),
+        ("llama", plain, {"with_mass": True}),
         ("llama", plain, {"cache": "dynamic"}),
         ("llama", plain, {"cache": "static", "new_tokens": 4}),
     ):

@@ -61,7 +61,10 @@ def chat(
     ] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Whose memories.")] = None,
     session: Annotated[
-        str | None, typer.Option("--session", "-s", help="Which session to go on with; default, a new one.")
+        str | None,
+        typer.Option(
+            "--session", "-s", help="Session to go on with; default, a new one that ends with the talk."
+        ),
     ] = None,
     template: Annotated[
         str, typer.Option(help="A shipped template or a .json file, with --memory-db.")
@@ -99,15 +102,14 @@ def chat(
             store = stack.enter_context(open_store(memory_db, create=True))
             maintain(store, system_clock())
             recall = stack.enter_context(open_recall(store, None if no_embed else embedder))
+            if session is None:  # nobody can come back to it; ended once the registrar below has drained
+                stack.callback(store.end_session, viewer.session_id, user_id=user)
             noticing = Registrar(store, judge=model_judge(harness.lm) if judge else None)
             registrar = stack.enter_context(RegistrarQueue(noticing, store))
             registrar.replay()  # what a crash left acknowledged and unsettled
             conversation = harness.conversation(
                 viewer=viewer, template=chosen, store=store, recall=recall, registrar=registrar
             )
-
-            if session is None:  # nobody can come back to a session without a name
-                stack.callback(conversation.end_session)
 
             def converse(message: str) -> None:
                 recall.sync()
