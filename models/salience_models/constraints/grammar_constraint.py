@@ -76,8 +76,9 @@ def compile_grammars(
         joined, forbidden = [*patterns, *forbidden[:_MAX_JOINED]], forbidden[_MAX_JOINED:]
         sources.append((_regular_grammar(joined), _ids(joined), True))
     for rule in forbidden:
-        _try_out(rule, vocabulary)
-        sources.append((_regular_grammar([rule]), (rule.rule_id,), False))
+        grammar = _regular_grammar([rule])
+        _try_out(rule, grammar, vocabulary)
+        sources.append((grammar, (rule.rule_id,), False))
 
     def render(schema: Mapping[str, Any], max_whitespace: int) -> str:
         return schema_grammar(
@@ -109,15 +110,15 @@ def _regular_grammar(rules: Sequence[Rule]) -> str:
     return f"start: T\nT: {' & '.join(terms)}\n"
 
 
-def _try_out(rule: Rule, vocabulary: Vocabulary) -> None:
-    """Refuse a `forbid_regex` that the engine gives up on later, at texts that nearly match.
+def _try_out(rule: Rule, grammar: str, vocabulary: Vocabulary) -> None:
+    """Refuse a `forbid_regex` whose `grammar` the engine gives up on later, at texts that nearly match.
 
     Raises:
         ConstraintFailed: As for "a, at most 40 characters, b", each of which may begin another match.
     """
     assert rule.forbid_regex is not None
     try:
-        _follow_matches(rule.forbid_regex, vocabulary)
+        _follow_matches(rule.forbid_regex, grammar, vocabulary)
     except ConstraintFailed as error:
         raise ConstraintFailed(
             f"rule {rule.rule_id!r} cannot be masked: forbid_regex must be simpler (narrower gaps, fewer "
@@ -126,10 +127,10 @@ def _try_out(rule: Rule, vocabulary: Vocabulary) -> None:
 
 
 @lru_cache(maxsize=256)
-def _follow_matches(pattern: str, vocabulary: Vocabulary) -> None:
+def _follow_matches(pattern: str, grammar: str, vocabulary: Vocabulary) -> None:
     forbidden = ForbiddenPattern.parse(pattern, "forbid_regex")
     matches = f"start: T\nT: {lark_literal(forbidden.body)} & {ANY_TEXT}\n"
-    template = _template(_regular_grammar([Rule(rule_id="tried", forbid_regex=pattern)]), vocabulary)
+    template = _template(grammar, vocabulary)
     tokens = {data: i for i, data in enumerate(vocabulary.token_bytes) if data is not None and len(data) == 1}
     for seed in range(_N_TRIALS):
         matcher = template.fork()
