@@ -98,12 +98,13 @@ def chat(
         if memory_db is None:
             answer = _answerer(console, harness, declared, sampling)
         else:
-            viewer = Viewer(user_id=user, session_id=session or uuid4().hex)
+            session_id = session or uuid4().hex
+            viewer = Viewer(user_id=user, session_id=session_id)
             store = stack.enter_context(open_store(memory_db, create=True))
             maintain(store, system_clock())
             recall = stack.enter_context(open_recall(store, None if no_embed else embedder))
             if session is None:  # nobody can come back to it; ended once the registrar below has drained
-                stack.callback(store.end_session, viewer.session_id, user_id=user)
+                stack.callback(store.end_session, session_id, user_id=user)
             noticing = Registrar(store, judge=model_judge(harness.lm) if judge else None)
             registrar = stack.enter_context(RegistrarQueue(noticing, store))
             registrar.replay()  # what a crash left acknowledged and unsettled
