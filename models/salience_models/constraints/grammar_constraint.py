@@ -1,8 +1,8 @@
 """Everything but phrases, as grammars of the engine: one for each rule, unless languages must be intersected.
 
 Two grammars are intersected token by token, which can lead where neither may go on: where only a few texts
-are allowed (values, `regex`), rules are intersected as languages instead. `forbid_regex` rules allow nearly
-everything, so they meet token by token, for the union of several can take the engine minutes to build.
+are allowed (values, `regex`), rules are intersected with them as languages instead. `forbid_regex` rules
+allow nearly everything, so they meet one another token by token: their union can take minutes to build.
 """
 
 import json
@@ -23,7 +23,7 @@ from salience_models.errors import ConstraintContradiction, ConstraintFailed
 __all__ = ["GrammarConstraint", "compile_grammars", "json_escapes"]
 
 _MAX_JOINED = 3
-"""`forbid_regex` rules that are intersected with `regex` rules as languages; each more can cost tenfold."""
+"""`forbid_regex` rules that are intersected with one another beside `regex`; each more can cost tenfold."""
 _N_TRIALS = 4
 _MAX_TRIAL_BYTES = 64
 
@@ -72,13 +72,12 @@ def compile_grammars(
     sources: list[tuple[str, tuple[str, ...], bool]] = []
     patterns = [rule for rule in rules if rule.kind is RuleKind.REGEX]
     forbidden = [rule for rule in rules if rule.kind is RuleKind.FORBID_REGEX]
-    if patterns:
-        joined, forbidden = [*patterns, *forbidden[:_MAX_JOINED]], forbidden[_MAX_JOINED:]
-        sources.append((_regular_grammar(joined), _ids(joined), True))
-    for rule in forbidden:
-        grammar = _regular_grammar([rule])
-        _try_out(rule, grammar, vocabulary)
-        sources.append((grammar, (rule.rule_id,), False))
+    for group in _met_as_languages(forbidden) if patterns else [[rule] for rule in forbidden]:
+        grammar, ids = _regular_grammar([*patterns, *group]), _ids([*patterns, *group])
+        _check_answer_is_left(grammar, ids)
+        for rule in group:
+            _try_out(rule, grammar, vocabulary)
+        sources.append((grammar, ids, bool(patterns)))
 
     def render(schema: Mapping[str, Any], max_whitespace: int) -> str:
         return schema_grammar(
@@ -95,6 +94,12 @@ def compile_grammars(
             )
             sources.append((source, (rule.rule_id, *ban_ids), True))
     return tuple(_compile(*source, vocabulary) for source in sources)
+
+
+def _met_as_languages(forbidden: Sequence[Rule]) -> list[list[Rule]]:
+    """The shortest patterns together, whatever their order, and each of the others alone."""
+    by_length = sorted(forbidden, key=lambda rule: (len(rule.forbid_regex or ""), rule.forbid_regex))
+    return [by_length[:_MAX_JOINED], *([rule] for rule in by_length[_MAX_JOINED:])]
 
 
 def _regular_grammar(rules: Sequence[Rule]) -> str:
@@ -148,16 +153,20 @@ def _compile(
         raise ValueError(
             f"eos_token_ids must hold a token that ends an answer for rules {list(rule_ids)}, got none"
         )
-    error = grammar_error(grammar)
-    if error:
-        raise ConstraintContradiction(
-            f"rules {list(rule_ids)} must leave an answer together, got none: {error}", rule_ids
-        )
+    _check_answer_is_left(grammar, rule_ids)
     try:
         template = _template(grammar, vocabulary)
     except ConstraintFailed as error:
         raise ConstraintFailed(f"rules {list(rule_ids)} cannot be masked: {error}") from error
     return GrammarConstraint(grammar, rule_ids, says_when_to_end, template)
+
+
+def _check_answer_is_left(grammar: str, rule_ids: tuple[str, ...]) -> None:
+    error = grammar_error(grammar)
+    if error:
+        raise ConstraintContradiction(
+            f"rules {list(rule_ids)} must leave an answer together, got none: {error}", rule_ids
+        )
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from typing import Any
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 
-from salience_models.constraints.pattern_syntax import explicit_classes
+from salience_models.constraints.pattern_syntax import explicit_pattern
 from salience_models.constraints.patterns import compile_python
 
 __all__ = [
@@ -135,7 +135,7 @@ def _check(schema: Any, name: str, *, is_root: bool, has_siblings_of_ref: bool) 
         *(("patternProperties", p) for p in schema.get("patternProperties", ())),
     ):
         compile_python(pattern, f"{name}.{keyword}")
-        explicit_classes(pattern, f"{name}.{keyword}")
+        explicit_pattern(pattern, f"{name}.{keyword}")
     for key in (*schema.get("properties", ()), *schema.get("required", ())):
         if any(char in '"\\' or char < " " or char == "\x7f" for char in key):
             raise ValueError(f"{name}.properties must have names that need no escapes, got {key!r}")
@@ -176,14 +176,14 @@ def schema_grammar(
 
 
 def with_explicit_patterns(schema: Any) -> Any:
-    """The same schema with its patterns' classes spelled out: the check reads them as the mask does."""
+    """The same schema with its patterns written out: the check reads them as the mask does."""
 
     def rewrite(part: dict[str, Any]) -> dict[str, Any]:
         if "pattern" in part:
-            part = part | {"pattern": explicit_classes(part["pattern"], "pattern", is_ascii=True)}
+            part = part | {"pattern": explicit_pattern(part["pattern"], "pattern", is_ascii=True)}
         if "patternProperties" in part:
             explicit = {
-                explicit_classes(key, "patternProperties", is_ascii=True): value
+                explicit_pattern(key, "patternProperties", is_ascii=True): value
                 for key, value in part["patternProperties"].items()
             }
             part = part | {"patternProperties": explicit}

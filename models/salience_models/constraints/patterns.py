@@ -1,7 +1,7 @@
 """Regular expressions that two engines must agree on: llguidance's, which masks, and Python's, which checks.
 
 What only one of them knows (look-around and `\\b` here, `\\p{L}` there) is refused, and what they read in two
-ways is spelled out, so that no pattern is masked by one meaning and checked by another.
+ways is written out, so that no pattern is masked by one meaning and checked by another.
 """
 
 import re
@@ -13,7 +13,7 @@ from functools import lru_cache
 from llguidance import regex_to_lark
 
 from salience_models.constraints.engine import grammar_error
-from salience_models.constraints.pattern_syntax import explicit_classes, pattern_parts
+from salience_models.constraints.pattern_syntax import explicit_pattern, pattern_parts
 
 __all__ = [
     "ANY_TEXT",
@@ -34,25 +34,21 @@ def compile_python(pattern: str, name: str) -> re.Pattern[str]:
         warnings.simplefilter("error")
         try:
             return re.compile(pattern)
-        except (re.error, RecursionError, OverflowError, Warning) as error:
+        except (re.error, ValueError, RecursionError, OverflowError, Warning) as error:
             raise ValueError(f"{name} must be a regular expression, got {pattern!r}: {error}") from error
 
 
 def check_pattern(pattern: str, name: str) -> None:
-    """Refuse what either engine cannot read, or reads otherwise than the other."""
+    """Refuse what either engine cannot read."""
     compile_python(pattern, name)
-    explicit_classes(pattern, name)
-    error = grammar_error(f"start: T\nT: {lark_literal(pattern)} & {ANY_TEXT}\n")
+    error = grammar_error(f"start: T\nT: {lark_literal(pattern, name)} & {ANY_TEXT}\n")
     if error:
-        raise ValueError(
-            f"{name} must be a regular expression without look-around, word boundaries or back-references, "
-            f"got {pattern!r}: {error}"
-        )
+        raise ValueError(f"{name} must be a regular expression that can be masked, got {pattern!r}: {error}")
 
 
-def lark_literal(pattern: str) -> str:
-    """`pattern` as a terminal expression of its own, so that its flags and `|` end with it."""
-    return f"(/{regex_to_lark(explicit_classes(pattern, 'pattern'), use_ascii='')}/)"
+def lark_literal(pattern: str, name: str = "pattern") -> str:
+    """`pattern`, a field's value, as a terminal expression of its own, so that its `|` ends with it."""
+    return f"(/{regex_to_lark(f'(?:{explicit_pattern(pattern, name)})', use_ascii='')}/)"
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,9 @@ class ForbiddenPattern:
         compile_python(pattern, name)
         flags, bare = _take_flags(pattern)
         if "m" in flags:
-            raise ValueError(f"{name} must not have flag m: '^' and '$' are the answer's, got {pattern!r}")
+            raise ValueError(f"{name} must not have flag m: '^' and '$' are the text's, got {pattern!r}")
+        if "x" in flags:
+            raise ValueError(f"{name} must not be in verbose mode, got {pattern!r}")
         before, body = _take_start(bare)
         after, body = _take_end(body)
         parts = [text for _, depth, text, is_class in pattern_parts(body) if not depth and not is_class]
@@ -150,8 +148,9 @@ def texts_that_match(patterns: Sequence[ForbiddenPattern]) -> str:
 
 def _take_flags(pattern: str) -> tuple[str, str]:
     """The flags of the whole pattern, which may stand at its start only, and the rest."""
-    match = re.match(r"\(\?([a-zA-Z]+)\)", pattern)
-    return (match[1], pattern[match.end() :]) if match else ("", pattern)
+    groups = re.match(r"(?:\(\?[a-zA-Z]+\))*", pattern)
+    assert groups is not None
+    return "".join(sorted(set(groups[0]) - set("(?)"))), pattern[groups.end() :]
 
 
 def _take_start(pattern: str) -> tuple[tuple[str, ...] | None, str]:

@@ -1,17 +1,19 @@
+import _sre
 import itertools
 import re
 from collections.abc import Callable
+from re import _casefix
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
-from salience_models.constraints import Rule, TokenConstraint, engine, find_violations
+from salience_models.constraints import Rule, TokenConstraint, engine, find_violations, pattern_syntax
 from salience_models.constraints.engine import is_accepted
-from salience_models.constraints.pattern_syntax import explicit_classes
+from salience_models.constraints.pattern_syntax import explicit_pattern
 from salience_models.constraints.patterns import ANY_TEXT, ForbiddenPattern, lark_literal, texts_that_match
-from salience_models.errors import ConstraintFailed
+from salience_models.errors import ConstraintContradiction, ConstraintFailed
 
 PATTERNS = [
     r"\w+,\w+",
@@ -25,6 +27,12 @@ PATTERNS = [
     "(?i)stra(ß|ss)e",
     "a.b|(?s:a.b)c",
     r"^(a|b)*\d{2,3}$",
+    "a[b[c]",
+    "a&&b|[a&b]+|[~-]",
+    r"(?P<two>\x61\142)(?#note)\N{DIGIT ONE}??2",
+    "(?i)minor|[h-j]+|x[^i]|k(?-i:I)",
+    r"(?i)(?s)a.b(?:(?a:K\w)|ǆ|µ|\w\d)",
+    r"(?ai)[i\d]+|k",
 ]
 TEXTS = [
     "a,b",
@@ -42,6 +50,25 @@ TEXTS = [
     "a\nbc",
     "ab12",
     "٣٤",
+    "a[",
+    "a&&b",
+    "ab12",
+    "ab2",
+    "mınor",
+    "MİNOR",
+    "ıİiJ",
+    "xİ",
+    "xl",
+    "Kı",
+    "KI",
+    "A\nbK\u0131",
+    "a\nbkA",
+    "a b\u01c5",
+    "A b\u03bc",
+    "a b\u212a٣",
+    "I3",
+    "ı",
+    "\u212a",
 ]
 
 
@@ -60,9 +87,87 @@ def test_both_engines_count_the_same_characters_as_words_digits_and_space(text: 
         assert is_accepted(grammar, text) == (re.fullmatch(pattern, text) is not None)
 
 
+ATOMS = [
+    "a",
+    "i",
+    "ı",
+    "K",
+    "ß",
+    "-",
+    r"\.",
+    r"\n",
+    r"\x6b",
+    ".",
+    r"\w",
+    r"\S",
+    "[h-j]",
+    "[^iß]",
+    r"[^\Wk\-]",
+    "[]^a]",
+]
+QUANTIFIERS = ["", "", "*", "+", "?", "??", "{2}", "{1,2}", "{,1}", "*?"]
+GROUPS = ["(?:{})", "({})", "(?i:{})", "(?s:{})", "(?a:{})", "(?-i:{})", "(?a-i:{})", "(?P<n>{})"]
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> str:
+    """Flags, then pieces one after another, some of them groups of such with alternatives."""
+
+    def sequence(depth: int) -> str:
+        return "".join(piece(depth) for _ in range(draw(st.integers(0, 3))))
+
+    def piece(depth: int) -> str:
+        if depth and draw(st.booleans()):
+            group = draw(st.sampled_from(GROUPS[: -1 if depth < 2 else None]))
+            body = group.format("|".join(sequence(depth - 1) for _ in range(draw(st.integers(1, 2)))))
+        else:
+            body = draw(st.sampled_from(ATOMS))
+        return body + draw(st.sampled_from(QUANTIFIERS))
+
+    return draw(st.sampled_from(["", "(?i)", "(?s)(?i)", "(?ai)"])) + sequence(2)
+
+
+@settings(max_examples=300)
+@given(pattern=patterns(), texts=st.lists(st.text("aiıİIkK\u212aßẞſs-. \n", max_size=4), max_size=8))
+def test_any_pattern_is_written_out_with_its_meaning(pattern: str, texts: list[str]) -> None:
+    try:
+        compiled = re.compile(pattern)
+    except re.error:  # a group's name twice
+        return
+    grammar = f"start: T\nT: {lark_literal(pattern)} & {ANY_TEXT}\n"
+    for text in texts:
+        is_match = compiled.fullmatch(text) is not None
+        assert (re.fullmatch(explicit_pattern(pattern, "p"), text) is not None) == is_match
+        assert is_accepted(grammar, text) == is_match
+
+
 def test_classes_of_schemas_are_those_of_ascii() -> None:
-    assert re.fullmatch(explicit_classes(r"\w\d", "p", is_ascii=True), "é5") is None
-    assert re.fullmatch(explicit_classes(r"\w\d", "p"), "é5") is not None
+    assert re.fullmatch(explicit_pattern(r"\w\d", "p", is_ascii=True), "é5") is None
+    assert re.fullmatch(explicit_pattern(r"\w\d", "p"), "é5") is not None
+
+
+CHARACTERS = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))
+
+
+@pytest.mark.parametrize(
+    "members",
+    ["i", "^i", "h-j", "^h-j", "k-tſ", r"\W", r"^\w", r"\wⓐ", r"^\W\d", "а-я", "^𐐀-𐐧", "ß", "ΰ", "ﬅ"],
+)
+@pytest.mark.parametrize("flags", ["i", "ia", "a"])
+def test_a_written_out_class_has_the_members_that_python_counts(members: str, flags: str) -> None:
+    pattern = f"(?{flags})[{members}]"
+    explicit = explicit_pattern(pattern, "p")
+    assert "(?" not in explicit
+    assert re.findall(explicit, CHARACTERS) == re.findall(pattern, CHARACTERS)
+
+
+def test_no_character_has_another_case_for_python_only() -> None:
+    """What is left out here is never looked at when cases are written out."""
+    cased = set(pattern_syntax._cased_characters())
+    for character in CHARACTERS:
+        lower = chr(_sre.unicode_tolower(ord(character)))
+        assert lower == character or {lower, character} <= cased
+    assert {chr(value) for pair in _casefix._EXTRA_CASES.items() for value in (pair[0], *pair[1])} <= cased
 
 
 FORBIDDEN = [
@@ -78,6 +183,9 @@ FORBIDDEN = [
     "(?i)B(?:A)?D",
     "(?i)(^|[^0-9])X(Y|$)",
     "(?i)^NO",
+    "(?i)(?s)X.Y",
+    "(?a)(?i)(^|a)X",
+    "(?i)(^|[^i])x",
 ]
 
 
@@ -127,9 +235,13 @@ def test_patterns_allowed_and_forbidden_meet_as_languages_up_to_a_number(
     constrain: Callable[..., TokenConstraint], accepts: Callable[[TokenConstraint, str], bool]
 ) -> None:
     """Else `fooba` would be begun, which nothing may follow."""
-    both = constrain({"regex": "foobar|foxtrot|x1y"}, {"forbid_regex": "bar"}, *({"forbid_regex": "1"},) * 4)
-    assert [len(grammar.rule_ids) for grammar in both.grammars] == [4, 1, 1]
-    assert [accepts(both, text) for text in ("foobar", "x1y", "foxtrot")] == [False, False, True]
+    rules = [{"regex": "foobar|foxtrot|x1y"}, {"forbid_regex": "bar"}, *({"forbid_regex": "1"},) * 4]
+    for ordered in (rules, rules[::-1]):
+        both = constrain(*ordered)
+        assert [len(grammar.rule_ids) for grammar in both.grammars] == [4, 2, 2]
+        assert [accepts(both, text) for text in ("foobar", "x1y", "foxtrot")] == [False, False, True]
+    with pytest.raises(ConstraintContradiction, match=r"rules \['r0', 'r5'\] must leave an answer"):
+        constrain({"regex": "foobar"}, *({"forbid_regex": "1"},) * 4, {"forbid_regex": "(?i)foo.*R"})
 
 
 def test_forbidden_pattern_that_the_engine_would_give_up_on_is_refused_before_any_token(
