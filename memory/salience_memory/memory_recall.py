@@ -4,6 +4,7 @@ Indexes only propose. What is returned is read from the store's rows on behalf o
 what those rows say: an index that is behind, torn or wrong can hide a memory, never show one.
 """
 
+import math
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -42,9 +43,8 @@ __all__ = ["MemoryRecall", "RecallBreakdown", "RecalledMemory"]
 
 _PROPOSED_BY_WORDS = 512
 _PROPOSED_BY_VECTORS = 128
-_COVERED = 64
-_MEMORIES_PER_DEPTH = 1_400
-"""In how many memories one more is proposed and covered: in a large store very many mean nearly the same."""
+_MEMORIES_PER_SPARE = 1_400
+"""In how many memories one more is proposed by vectors: in a large store very many mean nearly the same."""
 _FINALISTS = 20
 _FINALISTS_PER_RESULT = 4
 _WIDENED_BY = 4
@@ -267,28 +267,19 @@ class MemoryRecall:
         lexical, vectors = self._projections.lexical, self._projections.vectors
         words = lexical.weigh(query, wanted.viewer, wanted.include_archived)
         count = _finalists(top_k)
-        ids, nats = lexical.search(words, wanted, max(_PROPOSED_BY_WORDS, count))
+        ids = lexical.search(words, wanted, max(_PROPOSED_BY_WORDS, count))
         if vectors is None or vector is None or not len(vectors):
             return words, dict.fromkeys(ids[:count]), False
-        depth = len(vectors) // _MEMORIES_PER_DEPTH
-        near = vectors.search(vector, wanted, max(_PROPOSED_BY_VECTORS, count, depth))
-        pool = list(dict.fromkeys([*near, *ids]))
-        similarities = vectors.compare(vector, pool)
-        meaning = np.clip(np.nan_to_num(similarities), 0.0, 1.0)
-        known = dict(zip(ids, nats.tolist(), strict=True))
-        shared = np.array([known.get(memory_id, 0.0) for memory_id in pool])
-        # What words share was counted only as far as their lists were read; the best are counted whole.
-        total = sum(words.weights.values()) or 1.0
-        guesses = meaning + shared / total
-        places: list[int] = np.argsort(-guesses, kind="stable")[: max(_COVERED, 2 * count, depth)].tolist()
-        shared[places] = lexical.cover(words, [pool[place] for place in places])
-        score = meaning + shared / total
-        best = sorted(places, key=lambda place: -float(score[place]))[:count]
-        finalists = dict.fromkeys([*(pool[place] for place in best), *ids[:top_k], *list(near)[:top_k]])
-        near |= {
-            pool[place]: float(similarities[place]) for place in best if np.isfinite(similarities[place])
-        }
-        return words, {memory_id: _compared(vectors, near, memory_id) for memory_id in finalists}, True
+        spare = max(_PROPOSED_BY_VECTORS, len(vectors) // _MEMORIES_PER_SPARE)
+        near = vectors.search(vector, wanted, count, spare=spare)
+        others = [memory_id for memory_id in ids if memory_id not in near]
+        similarities = near | dict(zip(others, vectors.compare(vector, others).tolist(), strict=True))
+        pool = list(similarities)
+        meaning = np.clip(np.nan_to_num(np.fromiter(similarities.values(), dtype=np.float64)), 0.0, 1.0)
+        scores = meaning + lexical.cover(words, pool) / (sum(words.weights.values()) or 1.0)
+        best = [pool[place] for place in np.argsort(-scores, kind="stable")[:count].tolist()]
+        finalists = dict.fromkeys([*best, *ids[:top_k], *list(near)[:top_k]])
+        return words, {key: _compared(vectors, similarities[key], key) for key in finalists}, True
 
     def _rank(
         self,
@@ -397,6 +388,6 @@ def _finalists(top_k: int) -> int:
     return max(_FINALISTS, _FINALISTS_PER_RESULT * top_k)
 
 
-def _compared(vectors: VectorIndex, near: Mapping[str, float], memory_id: str) -> tuple[float, int] | None:
+def _compared(vectors: VectorIndex, similarity: float, memory_id: str) -> tuple[float, int] | None:
     seq = vectors.seq_of(memory_id)
-    return None if seq is None or memory_id not in near else (near[memory_id], seq)
+    return None if seq is None or math.isnan(similarity) else (similarity, seq)

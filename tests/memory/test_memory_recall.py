@@ -154,8 +154,8 @@ def test_what_an_index_proposes_wrongly_is_never_returned(store, recall, monkeyp
     recall.sync()
     ids = [mine.memory_id, theirs.memory_id, late.memory_id, "m-unknown"]
     lexical, vectors = recall.projections
-    monkeypatch.setattr(type(lexical), "search", lambda self, words, wanted, count: (ids, np.ones(4)))
-    monkeypatch.setattr(type(vectors), "search", lambda self, *rest: dict.fromkeys(ids, 1.0))
+    monkeypatch.setattr(type(lexical), "search", lambda self, words, wanted, count: ids)
+    monkeypatch.setattr(type(vectors), "search", lambda self, *rest, spare: dict.fromkeys(ids, 1.0))
     results = recall.recall("river", ANN, now_ns=NOW_NS + 1)
     assert contents(results) == ["river one"]
     assert results[0].breakdown.coverage == 1.0

@@ -163,17 +163,6 @@ class LexicalFile:
         """Every row with its words, by `seq`."""
         return map(_document, self._connection.execute(_DOCUMENTS))
 
-    def words_of(self, seqs: Sequence[int]) -> dict[int, set[str]]:
-        """The words of some rows, with the owner's number in front as they are stored."""
-        found: dict[int, set[str]] = {}
-        for start in range(0, len(seqs), _BOUND_AT_ONCE):
-            part = seqs[start : start + _BOUND_AT_ONCE]
-            statement = f"SELECT rowid, tokens FROM posting WHERE rowid IN ({_marks(part)})"
-            found |= {
-                seq: set(tokens.split(" ")) for seq, tokens in self._connection.execute(statement, part)
-            }
-        return found
-
     def find_owner(self, owner: Owner) -> tuple[int, int, int] | None:
         """An owner's number, how many texts there are and how many tokens; None for one without a text."""
         return self._connection.execute(

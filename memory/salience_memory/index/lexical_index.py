@@ -1,9 +1,9 @@
 """The lexical projection: which stored memories share words with a query, within its filter.
 
 Words are looked up rarest first, and the rows that hold them are read newest first, up to a number of rows
-that the filter allows. A row that shares with the query only words so common that their turn does not come,
-and that is not among the newest, is no lexical candidate; embeddings may still find it. Whatever is found is
-scored by all of its words, see `memory_recall.py`.
+that the filter allows; those are ranked by all of their words. A row that shares with the query only words
+so common that their turn does not come, and that is not among the newest, is no lexical candidate; embeddings
+may still find it.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from salience_memory.errors import ProjectionInvalid
 from salience_memory.index.lexical_file import LexicalFile, remove_database
 from salience_memory.index.projection import ProjectedStore, forgotten_since, replace_file
 from salience_memory.index.roster import Roster, RosterEntry, RowFilter, entry_of, visible_owners
+from salience_memory.index.word_table import WordTable
 from salience_memory.lexical import tokenize
 from salience_memory.relevance import weigh_tokens
 from salience_memory.scopes import Viewer
@@ -33,10 +34,10 @@ __all__ = ["LEXICAL_FINGERPRINT", "LexicalIndex", "QueryWords"]
 LEXICAL_FINGERPRINT = f"tokens-1/unicode-{unicodedata.unidata_version}"
 """How texts are cut: Python's Unicode tables have a say in it."""
 
-_READ_ROWS = 3_000
+_READ_ROWS = 1_000
 """How many allowed rows a search reads from the lists of words, all words together, at least."""
 
-_READ_ROWS_PER_RESULT = 4
+_READ_ROWS_PER_RESULT = 2
 
 _APPLIED_AT_ONCE = 5_000
 _DIGEST_MODULUS = 2**256
@@ -60,7 +61,7 @@ class LexicalIndex:
 
     def __init__(self, path: Path | None = None) -> None:
         """An empty index in a new file at `path`, in place of any there; in memory without one."""
-        self._roster = Roster()
+        self._roster, self._words = Roster(), WordTable()
         self._applied_seq = 0
         self._digest = 0
         self._file = LexicalFile(path, self._state(0))
@@ -102,35 +103,26 @@ class LexicalIndex:
         n_texts, n_tokens = sum(found[1] for found in known), sum(found[2] for found in known)
         return QueryWords(weigh_tokens(tokens, n_texts, totals), counts, n_texts, n_tokens / max(1, n_texts))
 
-    def search(
-        self, words: QueryWords, wanted: RowFilter, count: int
-    ) -> tuple[list[str], NDArray[np.float64]]:
+    def search(self, words: QueryWords, wanted: RowFilter, count: int) -> list[str]:
         """The memories that share the most information with a query among those that the filter allows.
 
         Returns:
-            Their ids, and for each the nats of the shared words that were read; the most first, equal ones
-            newest first.
+            Their ids, the most first, equal ones newest first.
         """
         parts = list(self._read(words, wanted, max(_READ_ROWS, _READ_ROWS_PER_RESULT * count)))
         if not parts:
-            return [], np.empty(0)
-        distinct, places = np.unique(np.concatenate([rows for rows, _ in parts]), return_inverse=True)
-        nats = np.concatenate([np.full(len(rows), weight) for rows, weight in parts])
-        sums = np.bincount(places, weights=nats, minlength=len(distinct)).astype(np.float64)
-        order = np.lexsort((-distinct, -sums))[:count]
-        return [self._roster.id_of(row) for row in distinct[order].tolist()], sums[order]
+            return []
+        rows = np.unique(np.concatenate(parts))
+        order = np.lexsort((-rows, -self._words.sum_shared(words.weights, rows)))[:count]
+        return [self._roster.id_of(row) for row in rows[order].tolist()]
 
     def cover(self, words: QueryWords, memory_ids: Sequence[str]) -> NDArray[np.float64]:
-        """The nats that each of some memories shares with a query, all words counted; 0 for one not here."""
-        rows = [self._roster.row_of(memory_id) for memory_id in memory_ids]
-        seqs = [0 if row is None else int(self._roster.seqs[row]) for row in rows]
-        found = self._file.words_of([seq for seq in seqs if seq])
-        # A row's words bear its owner's number: another owner's are not among them.
-        nats = [(f"{owner}.{token}", words.weights[token]) for owner, token in words.counts]
-        return np.array(
-            [sum(weight for word, weight in nats if word in found.get(seq, ())) for seq in seqs],
-            dtype=np.float64,
-        )
+        """The nats that each of some visible memories shares with a query; 0 for one that is not here."""
+        found = [self._roster.row_of(memory_id) for memory_id in memory_ids]
+        rows = np.array([-1 if row is None else row for row in found], dtype=np.int64)
+        nats = np.zeros(len(rows))
+        nats[rows >= 0] = self._words.sum_shared(words.weights, rows[rows >= 0])
+        return nats
 
     def catch_up(self, store: ProjectedStore) -> None:
         """Apply what changed since `applied_seq`; a store that is behind it is another one, and read anew."""
@@ -150,7 +142,7 @@ class LexicalIndex:
         if forgotten:
             self._file.erase_residue()
         if self._roster.is_sparse:
-            self._roster.compact()
+            self._words.compact(self._roster.compact())
 
     def rebuild(self, store: ProjectedStore) -> None:
         """Forget everything and read all rows; a file is replaced by a new one only when that is whole."""
@@ -166,7 +158,8 @@ class LexicalIndex:
             self.close()
             remove_database(path)
         self._file.reopen()
-        self._roster, self._applied_seq, self._digest = fresh._roster, fresh._applied_seq, fresh._digest
+        self._roster, self._words = fresh._roster, fresh._words
+        self._applied_seq, self._digest = fresh._applied_seq, fresh._digest
 
     def find_differences(self, store: ProjectedStore) -> list[str]:
         """Ids of the memories whose words, owner or filters are not what the store's rows say, sorted.
@@ -214,9 +207,11 @@ class LexicalIndex:
         state = self._file.read_state()
         if state["fingerprint"] != LEXICAL_FINGERPRINT:
             raise ProjectionInvalid(f"texts must be cut by {LEXICAL_FINGERPRINT}, got {state['fingerprint']}")
-        self._roster, self._digest, self._applied_seq = Roster(), 0, int(state["applied_seq"])
+        self._roster, self._words = Roster(), WordTable()
+        self._digest, self._applied_seq = 0, int(state["applied_seq"])
         for entry, words in self._file.documents():
             self._roster.put(*entry)
+            self._words.put(words)
             self._digest = (self._digest + _digest(entry, words)) % _DIGEST_MODULUS
         if self.sha256 != state["digest"]:
             raise ProjectionInvalid("the rows must be those that were written, got others: torn or altered")
@@ -229,7 +224,8 @@ class LexicalIndex:
         }
 
     def _clear(self) -> None:
-        self._roster, self._applied_seq, self._digest = Roster(), 0, 0
+        self._roster, self._words = Roster(), WordTable()
+        self._applied_seq = self._digest = 0
         self._file.clear(self._state(0))
 
     @contextmanager
@@ -252,22 +248,25 @@ class LexicalIndex:
         self._file.put(entries, words, [len(tokens) for tokens in texts])
         for entry, found in zip(entries, words, strict=True):
             self._roster.put(*entry)
+            self._words.put(found)
             self._digest = (self._digest + _digest(entry, found)) % _DIGEST_MODULUS
 
     def _drop(self, memory_ids: Iterable[str]) -> None:
-        known = [memory_id for memory_id in memory_ids if self._roster.drop(memory_id) is not None]
+        known: list[str] = []
+        for memory_id in memory_ids:
+            if (row := self._roster.drop(memory_id)) is not None:
+                self._words.erase(row)
+                known.append(memory_id)
         for entry, words in self._file.drop(known):
             self._digest = (self._digest - _digest(entry, words)) % _DIGEST_MODULUS
 
-    def _read(
-        self, words: QueryWords, wanted: RowFilter, left: int
-    ) -> Iterator[tuple[NDArray[np.int64], float]]:
-        """Allowed rows and what the word that they hold weighs, until enough were read."""
+    def _read(self, words: QueryWords, wanted: RowFilter, left: int) -> Iterator[NDArray[np.int64]]:
+        """Allowed rows that share a word, until enough were read."""
         for (owner, token), _ in sorted(words.counts.items(), key=lambda item: (item[1], item[0])):
             for seqs in self._file.iter_holders(owner, token, wanted):
                 rows = self._roster.keep_allowed(self._roster.rows_of_seqs(seqs), wanted)
                 if len(rows):
-                    yield rows[:left], words.weights[token]
+                    yield rows[:left]
                 left -= len(rows)
                 if left <= 0:
                     return

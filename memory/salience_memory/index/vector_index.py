@@ -90,13 +90,16 @@ class VectorIndex:
         """The `seq`s of the rows applied last, by id."""
         return self._roster.newest(count)
 
-    def search(self, query: NDArray[np.float32], wanted: RowFilter, count: int) -> dict[str, float]:
+    def search(
+        self, query: NDArray[np.float32], wanted: RowFilter, count: int, *, spare: int = 0
+    ) -> dict[str, float]:
         """The memories nearest to a query among those that the filter allows, nearest first.
 
         Args:
             query: Unit vector, [embed].
             wanted: What may be returned.
-            count: Most memories returned.
+            count: How many are surely the nearest.
+            spare: How many more are returned that are near, though one left out may be nearer.
 
         Returns:
             Similarity by id, rounded to 6 decimals so that equal vectors tie wherever they stand.
@@ -106,9 +109,10 @@ class VectorIndex:
         if not n_allowed:
             return {}
         query = self._checked(query)
-        rows = np.flatnonzero(allowed) if n_allowed <= _EXACT_ROWS else self._scanned(query, allowed, count)
+        is_few = n_allowed <= _EXACT_ROWS
+        rows = np.flatnonzero(allowed) if is_few else self._scanned(query, allowed, count, spare)
         similarities = self._similarities(query, rows)
-        order = np.lexsort((rows, -similarities))[:count]
+        order = np.lexsort((rows, -similarities))[: count + spare]
         return {self._roster.id_of(int(rows[place])): float(similarities[place]) for place in order}
 
     def compare(self, query: NDArray[np.float32], memory_ids: list[str]) -> NDArray[np.float32]:
@@ -219,11 +223,12 @@ class VectorIndex:
         return query
 
     def _scanned(
-        self, query: NDArray[np.float32], allowed: NDArray[np.bool_], count: int
+        self, query: NDArray[np.float32], allowed: NDArray[np.bool_], count: int, spare: int
     ) -> NDArray[np.int64]:
         """Allowed rows among which the `count` nearest are."""
         scan = self._fitted()
-        rows, ceiling = scan.nearest(query, allowed, max(_SCANNED_AT_LEAST, _SCANNED_PER_RESULT * count))
+        n_scanned = max(_SCANNED_AT_LEAST, _SCANNED_PER_RESULT * count, count + spare)
+        rows, ceiling = scan.nearest(query, allowed, n_scanned)
         if ceiling == -np.inf:
             return rows
         if len(rows) < count:

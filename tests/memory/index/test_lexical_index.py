@@ -19,7 +19,7 @@ def index_of(source, path=None):
 def search(index, query, viewer=NOBODY, count=99, now_ns=0, **filters):
     wanted = RowFilter(viewer, now_ns, **filters)
     words = index.weigh(query, viewer, wanted.include_archived)
-    return index.search(words, wanted, count)[0]
+    return index.search(words, wanted, count)
 
 
 def test_chinese_and_japanese_words_are_found_inside_a_sentence(source):

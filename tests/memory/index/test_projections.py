@@ -16,7 +16,7 @@ def open_in(folder, source):
 def found(projections):
     wanted = RowFilter(NOBODY, 0)
     words = projections.lexical.weigh("word", NOBODY, False)
-    return sorted(projections.lexical.search(words, wanted, 99)[0])
+    return sorted(projections.lexical.search(words, wanted, 99))
 
 
 def test_the_folder_keeps_both_indexes(source, tmp_path):

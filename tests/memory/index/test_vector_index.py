@@ -58,7 +58,12 @@ def test_search_is_exact_under_filters_however_many_rows(source, monkeypatch):
         for viewer, allowed in ((NOBODY, ~users & (until > 50)), (ANN, until > 50)):
             exact = np.where(allowed, np.round(vectors @ query, 6), -9)
             best = np.lexsort((np.arange(len(exact)), -exact))[:7]
-            assert search(index, viewer, query, count=7, now_ns=50) == [f"m{place}" for place in best]
+            nearest = [f"m{place}" for place in best]
+            assert search(index, viewer, query, count=7, now_ns=50) == nearest
+            more = index.search(query, RowFilter(viewer, 50), 7, spare=20)
+            assert list(more)[:7] == nearest
+            assert len(more) == 27
+            assert all(allowed[int(key[1:])] and more[key] == exact[int(key[1:])] for key in more)
 
 
 def test_types_tags_archive_and_validity_filter_before_the_best_are_taken(source):
