@@ -20,7 +20,8 @@ _BATCH_ROWS = 2000
 _LITTLE_ENDIAN = np.dtype("<f4")
 """BLOBs are read the same on every machine."""
 
-_COLUMNS = "SELECT m.memory_id, m.seq, v.vector FROM memories AS m JOIN vectors AS v USING (memory_id)"
+# CROSS JOIN keeps SQLite from beginning with all vectors of an embedding, sorted anew for every batch.
+_COLUMNS = "SELECT m.memory_id, m.seq, v.vector FROM memories AS m CROSS JOIN vectors AS v USING (memory_id)"
 
 _MISSING = """
 SELECT m.* FROM memories AS m WHERE m.seq > ? AND NOT EXISTS (

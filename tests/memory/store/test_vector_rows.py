@@ -1,7 +1,11 @@
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from salience_memory import EmbeddingMismatch, StoreCorrupt, Viewer
+from salience_memory.store.vector_rows import _COLUMNS
 
 ANN = Viewer(user_id="ann")
 
@@ -112,3 +116,13 @@ def test_a_torn_vector_is_an_error_and_no_result(store, abc):
         connection.execute("UPDATE vectors SET vector = substr(vector, 1, 7) WHERE memory_id = 'b'")
     with pytest.raises(StoreCorrupt, match="the vector of 'b' must have 16 bytes"):
         list(store.iter_vectors("f"))
+
+
+def test_batches_are_read_where_the_last_one_ended_without_sorting_what_is_left(store, abc, tmp_path):
+    """Sorted for every batch, a million vectors took ten minutes to read."""
+    put(store, "cab", vectors(3))
+    query = f"EXPLAIN QUERY PLAN {_COLUMNS} WHERE v.fingerprint_id = 1 AND m.seq > 1 ORDER BY m.seq LIMIT 2"
+    with closing(sqlite3.connect(tmp_path / "memories.db")) as connection:
+        steps = [row[3] for row in connection.execute(query)]
+    assert steps
+    assert not any("B-TREE" in step for step in steps)
