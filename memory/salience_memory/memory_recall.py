@@ -41,7 +41,7 @@ from salience_memory.vectors import Embed, EmbeddingCache, check_vectors
 
 __all__ = ["MemoryRecall", "RecallBreakdown", "RecalledMemory"]
 
-_PROPOSED_BY_WORDS = 512
+_PROPOSED_BY_WORDS = 256
 _PROPOSED_BY_VECTORS = 128
 _MEMORIES_PER_SPARE = 1_400
 """In how many memories one more is proposed by vectors: in a large store very many mean nearly the same."""

@@ -28,7 +28,7 @@ _SECURE_DELETE_SINCE = (3, 42)
 """From this SQLite on FTS5 overwrites what is deleted; before, it marks it, and only merging takes it out."""
 
 _BOUND_AT_ONCE = 500
-_FETCHED_AT_ONCE = 2_048
+_FETCHED_AT_ONCE = 512
 
 _SCHEMA = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
