@@ -37,7 +37,7 @@ LEXICAL_FINGERPRINT = f"tokens-1/unicode-{unicodedata.unidata_version}"
 _READ_ROWS = 1_000
 """How many allowed rows a search reads from the lists of words, all words together, at least."""
 
-_READ_ROWS_PER_RESULT = 2
+_READ_ROWS_PER_RESULT = 4
 
 _APPLIED_AT_ONCE = 5_000
 _DIGEST_MODULUS = 2**256
@@ -142,7 +142,8 @@ class LexicalIndex:
         if forgotten:
             self._file.erase_residue()
         if self._roster.is_sparse:
-            self._words.compact(self._roster.compact())
+            with self._reading_again_on_failure():
+                self._words.compact(self._roster.compact())
 
     def rebuild(self, store: ProjectedStore) -> None:
         """Forget everything and read all rows; a file is replaced by a new one only when that is whole."""
@@ -231,15 +232,19 @@ class LexicalIndex:
     @contextmanager
     def _applying(self, latest: int) -> Generator[None]:
         """One transaction; if it fails, what is in memory is read from the file again."""
+        with self._reading_again_on_failure(), self._file.writing() as state:
+            yield
+            state |= self._state(latest)
+        self._applied_seq = latest
+
+    @contextmanager
+    def _reading_again_on_failure(self) -> Generator[None]:
         try:
-            with self._file.writing() as state:
-                yield
-                state |= self._state(latest)
+            yield
         except BaseException:
             with suppress(sqlite3.DatabaseError, ProjectionInvalid):
                 self._read_file()
             raise
-        self._applied_seq = latest
 
     def _put(self, rows: Sequence[ProjectionRow]) -> None:
         entries = [entry_of(row) for row in rows]

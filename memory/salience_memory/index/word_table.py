@@ -1,6 +1,7 @@
 """The words of each row, hashed and in memory: what rows share with a query is counted without their file."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,9 @@ class WordTable:
         """Append a row."""
         end = self._n_words + len(words)
         if end > len(self._hashes):
-            self._hashes = np.resize(self._hashes, max(end, 2 * len(self._hashes)))
+            self._hashes = _grown(self._hashes, end)
         if self._n_rows == len(self._ends):
-            self._ends = np.resize(self._ends, max(_FIRST_CAPACITY, 2 * len(self._ends)))
+            self._ends = _grown(self._ends, self._n_rows + 1)
         self._hashes[self._n_words : end] = [_hash(word) for word in words]
         self._ends[self._n_rows] = end
         self._n_rows, self._n_words = self._n_rows + 1, end
@@ -43,7 +44,10 @@ class WordTable:
         self._n_rows, self._n_words = len(kept), len(places)
 
     def sum_shared(self, weights: Mapping[str, float], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """For each of some rows, the weights of its words, summed; a word without one weighs nothing."""
+        """For each of some rows, the weights of its words, summed; a word without one weighs nothing.
+
+        Rounded to 9 decimals, so that rows that share the same words tie in whatever order they stand.
+        """
         hashed = dict(sorted((_hash(word), weight) for word, weight in weights.items()))
         known = np.array([*hashed, _HASH_BITS + 1], dtype=np.int64)
         of_known = np.array([*hashed.values(), 0.0])
@@ -51,7 +55,8 @@ class WordTable:
         found = self._hashes[places]
         at = np.searchsorted(known, np.maximum(found, 0))
         shared = np.where(known[at] == found, of_known[at], 0.0)
-        return np.bincount(np.repeat(np.arange(len(rows)), lengths), weights=shared, minlength=len(rows))
+        numbers = np.repeat(np.arange(len(rows)), lengths)
+        return np.round(np.bincount(numbers, weights=shared, minlength=len(rows)), 9)
 
     def _bounds(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return np.where(rows > 0, self._ends[rows - 1], 0), self._ends[rows]
@@ -62,6 +67,13 @@ class WordTable:
         lengths = ends - starts
         firsts = np.cumsum(lengths) - lengths
         return np.arange(int(lengths.sum())) + np.repeat(starts - firsts, lengths), lengths
+
+
+def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """The same with room for `size`; zeros beyond, so that what is erased is nowhere else."""
+    grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 def _hash(word: str) -> int:

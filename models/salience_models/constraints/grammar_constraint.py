@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 from salience_models.constraints.engine import Matcher, grammar_error, random_sentence
@@ -65,19 +66,24 @@ def compile_grammars(
 
     Raises:
         ConstraintContradiction: Some rules leave no answer.
+        ValueError: The vocabulary has no end tokens, which every grammar needs.
     """
+    bound = [rule for rule in rules if rule.is_enforced and rule.kind is not RuleKind.FORBID_PHRASES]
+    if bound and not vocabulary.eos_token_ids:
+        raise ValueError(
+            f"eos_token_ids must hold a token that ends an answer for rules {list(_ids(bound))}, got none"
+        )
     if values is not None:
         terms = f"start: T\nT: {' | '.join(json.dumps(value) for value in values)}\n"
         return (_compile(terms, _ids([rule for rule in rules if rule.is_enforced]), True, vocabulary),)
     sources: list[tuple[str, tuple[str, ...], bool]] = []
     patterns = [rule for rule in rules if rule.kind is RuleKind.REGEX]
     forbidden = [rule for rule in rules if rule.kind is RuleKind.FORBID_REGEX]
+    for rule in forbidden:
+        _try_out(rule, vocabulary)
     for group in _met_as_languages(forbidden) if patterns else [[rule] for rule in forbidden]:
-        grammar, ids = _regular_grammar([*patterns, *group]), _ids([*patterns, *group])
-        _check_answer_is_left(grammar, ids)
-        for rule in group:
-            _try_out(rule, grammar, vocabulary)
-        sources.append((grammar, ids, bool(patterns)))
+        joined = [*patterns, *group]
+        sources.append((_regular_grammar(joined), _ids(joined), bool(patterns)))
 
     def render(schema: Mapping[str, Any], max_whitespace: int) -> str:
         return schema_grammar(
@@ -97,33 +103,36 @@ def compile_grammars(
 
 
 def _met_as_languages(forbidden: Sequence[Rule]) -> list[list[Rule]]:
-    """The shortest patterns together, whatever their order, and each of the others alone."""
-    by_length = sorted(forbidden, key=lambda rule: (len(rule.forbid_regex or ""), rule.forbid_regex))
-    return [by_length[:_MAX_JOINED], *([rule] for rule in by_length[_MAX_JOINED:])]
+    """The rules of the shortest patterns together, whatever their order, and those of each other alone."""
+    by_pattern: dict[str, list[Rule]] = {}
+    for rule in sorted(forbidden, key=lambda rule: (len(rule.forbid_regex or ""), rule.forbid_regex)):
+        by_pattern.setdefault(rule.forbid_regex or "", []).append(rule)
+    groups = list(by_pattern.values())
+    return [list(chain(*groups[:_MAX_JOINED])), *groups[_MAX_JOINED:]]
 
 
 def _regular_grammar(rules: Sequence[Rule]) -> str:
     """All that every pattern allows, less the union of what is forbidden (a complement each is too much)."""
     terms = [ANY_TEXT, *(lark_literal(rule.regex) for rule in rules if rule.regex is not None)]
     forbidden = [
-        ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
-        for rule in rules
-        if rule.forbid_regex is not None
+        ForbiddenPattern.parse(pattern, "forbid_regex")
+        for pattern in dict.fromkeys(rule.forbid_regex for rule in rules)
+        if pattern is not None
     ]
     if forbidden:
         terms.append(f"~{texts_that_match(forbidden)}")
     return f"start: T\nT: {' & '.join(terms)}\n"
 
 
-def _try_out(rule: Rule, grammar: str, vocabulary: Vocabulary) -> None:
-    """Refuse a `forbid_regex` whose `grammar` the engine gives up on later, at texts that nearly match.
+def _try_out(rule: Rule, vocabulary: Vocabulary) -> None:
+    """Refuse a `forbid_regex` that the engine, masking it alone, gives up on at texts that nearly match.
 
     Raises:
         ConstraintFailed: As for "a, at most 40 characters, b", each of which may begin another match.
     """
     assert rule.forbid_regex is not None
     try:
-        _follow_matches(rule.forbid_regex, grammar, vocabulary)
+        _follow_matches(rule.forbid_regex, _regular_grammar([rule]), vocabulary)
     except ConstraintFailed as error:
         raise ConstraintFailed(
             f"rule {rule.rule_id!r} cannot be masked: forbid_regex must be simpler (narrower gaps, fewer "
@@ -149,24 +158,16 @@ def _follow_matches(pattern: str, grammar: str, vocabulary: Vocabulary) -> None:
 def _compile(
     grammar: str, rule_ids: tuple[str, ...], says_when_to_end: bool, vocabulary: Vocabulary
 ) -> GrammarConstraint:
-    if says_when_to_end and not vocabulary.eos_token_ids:
-        raise ValueError(
-            f"eos_token_ids must hold a token that ends an answer for rules {list(rule_ids)}, got none"
-        )
-    _check_answer_is_left(grammar, rule_ids)
-    try:
-        template = _template(grammar, vocabulary)
-    except ConstraintFailed as error:
-        raise ConstraintFailed(f"rules {list(rule_ids)} cannot be masked: {error}") from error
-    return GrammarConstraint(grammar, rule_ids, says_when_to_end, template)
-
-
-def _check_answer_is_left(grammar: str, rule_ids: tuple[str, ...]) -> None:
     error = grammar_error(grammar)
     if error:
         raise ConstraintContradiction(
             f"rules {list(rule_ids)} must leave an answer together, got none: {error}", rule_ids
         )
+    try:
+        template = _template(grammar, vocabulary)
+    except ConstraintFailed as error:
+        raise ConstraintFailed(f"rules {list(rule_ids)} cannot be masked: {error}") from error
+    return GrammarConstraint(grammar, rule_ids, says_when_to_end, template)
 
 
 @lru_cache(maxsize=256)

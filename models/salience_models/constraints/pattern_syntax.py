@@ -28,25 +28,21 @@ _Member = str | tuple[str, str]
 
 def pattern_parts(pattern: str) -> Iterator[PatternPart]:
     """The parts of a pattern; a group's parentheses are at the depth outside it, a class's brackets in it."""
-    depth, at, is_class = 0, 0, False
+    depth, at, first = 0, 0, None
     while at < len(pattern):
         text = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
-        if is_class:
+        if first is not None:  # where the first member of the class stands, which `]` may be
             yield at, depth, text, True
-            is_class = text != "]" or _is_first_of_class(pattern, at)
+            if text == "]" and at > first:
+                first = None
         elif text == "[":
-            is_class = True
+            first = at + 1 + (pattern[at + 1 : at + 2] == "^")
             yield at, depth, text, True
         else:
             depth -= text == ")"
             yield at, depth, text, False
             depth += text == "("
         at += len(text)
-
-
-def _is_first_of_class(pattern: str, at: int) -> bool:
-    """Whether a `]` is the first member of its class, which it does not close then."""
-    return pattern[:at].endswith("[") or pattern[:at].endswith("[^")
 
 
 def explicit_pattern(pattern: str, name: str, *, is_ascii: bool = False) -> str:

@@ -84,10 +84,14 @@ class ForbiddenPattern:
             raise ValueError(f"{name} must not have flag m: '^' and '$' are the text's, got {pattern!r}")
         if "x" in flags:
             raise ValueError(f"{name} must not be in verbose mode, got {pattern!r}")
+        if "(?#" in "".join(
+            "." if is_class or text[0] == "\\" else text for _, _, text, is_class in pattern_parts(bare)
+        ):
+            raise ValueError(f"{name} must have no comments, got {pattern!r}")
         before, body = _take_start(bare)
         after, body = _take_end(body)
         parts = [text for _, depth, text, is_class in pattern_parts(body) if not depth and not is_class]
-        if (before == () or after == ()) and "|" in parts:
+        if (before is not None or after is not None) and "|" in parts:
             raise ValueError(f"{name} must group alternatives beside '^' or '$', got {pattern!r}")
         if any(
             text in ("^", "$", r"\A", r"\Z") for _, _, text, is_class in pattern_parts(body) if not is_class
