@@ -277,7 +277,8 @@ class MemoryRecall:
         pool = list(similarities)
         meaning = np.clip(np.nan_to_num(np.fromiter(similarities.values(), dtype=np.float64)), 0.0, 1.0)
         scores = meaning + lexical.cover(words, pool) / (sum(words.weights.values()) or 1.0)
-        best = [pool[place] for place in np.argsort(-scores, kind="stable")[:count].tolist()]
+        places: list[int] = np.argsort(-scores, kind="stable")[:count].tolist()
+        best = [pool[place] for place in places]
         finalists = dict.fromkeys([*best, *ids[:top_k], *list(near)[:top_k]])
         return words, {key: _compared(vectors, similarities[key], key) for key in finalists}, True
 

@@ -56,7 +56,8 @@ class WordTable:
         at = np.searchsorted(known, np.maximum(found, 0))
         shared = np.where(known[at] == found, of_known[at], 0.0)
         numbers = np.repeat(np.arange(len(rows)), lengths)
-        return np.round(np.bincount(numbers, weights=shared, minlength=len(rows)), 9)
+        sums = np.bincount(numbers, weights=shared, minlength=len(rows)).astype(np.float64)
+        return np.round(sums, 9)
 
     def _bounds(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return np.where(rows > 0, self._ends[rows - 1], 0), self._ends[rows]
