@@ -130,14 +130,14 @@ def _check(schema: Any, name: str, *, is_root: bool, has_siblings_of_ref: bool) 
             f"{name}.minProperties cannot be enforced beyond the required ones: a repeated key counts twice"
         )
     patterns = [("pattern", schema["pattern"])] if "pattern" in schema else []
+    written: list[tuple[str, str]] = []
     for keyword, pattern in (
         *patterns,
         *(("patternProperties", p) for p in schema.get("patternProperties", ())),
     ):
         compile_python(pattern, f"{name}.{keyword}")
-        explicit_pattern(pattern, f"{name}.{keyword}", is_ascii=True)
-    keys = {explicit_pattern(p, name, is_ascii=True) for p in schema.get("patternProperties", ())}
-    if len(keys) < len(schema.get("patternProperties", ())):
+        written.append((keyword, explicit_pattern(pattern, f"{name}.{keyword}", is_ascii=True)))
+    if len(set(written)) < len(written):
         raise ValueError(f"{name}.patternProperties must match differently, got two that match the same")
     for key in (*schema.get("properties", ()), *schema.get("required", ())):
         if any(char in '"\\' or char < " " or char == "\x7f" for char in key):
