@@ -1,9 +1,5 @@
 """Language models of transformers: loading, the attention seam, prefill and decode, receipts."""
 
-from salience_models.attention import ATTENTION_NAME, register_attention
-from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod, layers_of_depth
-from salience_models.bundled import pull
-from salience_models.cache import CacheKind, RowCache
 from salience_models.constraints import (
     ConstraintEvent,
     Rule,
@@ -13,15 +9,9 @@ from salience_models.constraints import (
     compile_rules,
     find_violations,
 )
-from salience_models.decode_state import DecodeState, Request
-from salience_models.errors import (
-    BiasNotApplied,
-    ConstraintContradiction,
-    ConstraintError,
-    ModelsError,
-    PromptTooLong,
-)
-from salience_models.generation import (
+from salience_models.decoding.cache import CacheKind, RowCache
+from salience_models.decoding.decode_state import DecodeState, Request
+from salience_models.decoding.generation import (
     STEP_BACK_TOKENS,
     Generation,
     StreamEvent,
@@ -30,13 +20,30 @@ from salience_models.generation import (
     repeat,
     stream,
 )
+from salience_models.decoding.sampling import Sampling
+from salience_models.decoding.scoring import DraftedAnswer, Score, answer_with_draft, score
+from salience_models.errors import (
+    BiasNotApplied,
+    ConstraintContradiction,
+    ConstraintError,
+    ModelsError,
+    PromptTooLong,
+)
 from salience_models.language_model import LanguageModel
-from salience_models.model_info import ModelInfo
-from salience_models.plan_weights import Steering, plan_from_weights, weight_to_bias
-from salience_models.prompt import EncodedPrompt, Message, TextSpan, TokenSpan, encode_chat, encode_text
-from salience_models.receipts import MassTable, Receipt
-from salience_models.sampling import Sampling
-from salience_models.scoring import DraftedAnswer, Score, answer_with_draft, score
+from salience_models.steering.attention import ATTENTION_NAME, register_attention
+from salience_models.steering.bias_plan import (
+    BiasPlan,
+    BlockSpan,
+    Phase,
+    QueryScope,
+    SteeringMethod,
+    layers_of_depth,
+)
+from salience_models.steering.plan_weights import Steering, plan_from_weights, weight_to_bias
+from salience_models.steering.receipts import MassTable, Receipt
+from salience_models.text.prompt import EncodedPrompt, Message, TextSpan, TokenSpan, encode_chat, encode_text
+from salience_models.weights.bundled import pull
+from salience_models.weights.model_info import ModelInfo
 
 __all__ = [
     "ATTENTION_NAME",

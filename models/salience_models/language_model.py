@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from salience_models.architecture import check_config, check_implementation, check_model, text_config
-from salience_models.attention import ATTENTION_NAME, register_attention, steered_by
-from salience_models.bias_plan import BiasPlan, Phase, SteeringMethod
-from salience_models.cache import CacheKind, GrowingLayer, RowCache, build_cache, join_rows
 from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
-from salience_models.decode_state import DecodeState, Request
+from salience_models.decoding.cache import CacheKind, GrowingLayer, RowCache, build_cache, join_rows
+from salience_models.decoding.decode_state import DecodeState, Request
+from salience_models.decoding.length_groups import group_by_length
 from salience_models.errors import InvalidPlan, PromptTooLong
-from salience_models.length_groups import group_by_length
-from salience_models.loader import load_model
-from salience_models.model_info import ModelInfo, info_from_model
-from salience_models.receipts import Receipt
-from salience_models.request_steering import RequestSteering
-from salience_models.steering import SteeringRun
+from salience_models.steering.attention import ATTENTION_NAME, register_attention, steered_by
+from salience_models.steering.batch_steering import SteeringRun
+from salience_models.steering.bias_plan import BiasPlan, Phase, SteeringMethod
+from salience_models.steering.receipts import Receipt
+from salience_models.steering.request_steering import RequestSteering
+from salience_models.weights.architecture import check_config, check_implementation, check_model, text_config
+from salience_models.weights.loader import load_model
+from salience_models.weights.model_info import ModelInfo, info_from_model
 
 __all__ = ["LanguageModel"]
 

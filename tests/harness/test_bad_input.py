@@ -8,8 +8,8 @@ import pytest
 from salience import Memory
 from salience.cli import main
 from salience_models import BiasPlan, TextSpan
-from salience_models.bias_plan import BlockSpan
-from salience_models.messages import sort_spans
+from salience_models.steering.bias_plan import BlockSpan
+from salience_models.text.messages import sort_spans
 
 
 def fail(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:

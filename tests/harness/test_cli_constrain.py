@@ -18,7 +18,7 @@ from salience_models import (
     compile_rules,
     generate,
 )
-from salience_models.loader import load_vocabulary
+from salience_models.weights.loader import load_vocabulary
 
 VALUES = '{"rule_id": "colour", "allow_values": ["green", "greyish"]}'
 

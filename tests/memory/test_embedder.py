@@ -14,7 +14,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def minilm():
-    from salience_models import bundled
+    from salience_models.weights import bundled
 
     return Embedder(Path(bundled.pull("all-minilm-l6-v2")), name="all-minilm-l6-v2", device="cpu")
 

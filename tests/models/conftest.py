@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from salience_models.architecture import attention_modules
-from salience_models.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod
-from salience_models.decode_state import Request
+from salience_models.decoding.decode_state import Request
 from salience_models.language_model import LanguageModel
-from salience_models.loader import load_model
+from salience_models.steering.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod
+from salience_models.weights.architecture import attention_modules
+from salience_models.weights.loader import load_model
 
 TinyModel = Callable[..., Any]
 ByLayer = dict[int, tuple[float, ...]]

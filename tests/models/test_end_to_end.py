@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from salience_models.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
-from salience_models.decode_state import Request
-from salience_models.generation import generate
+from salience_models.decoding.decode_state import Request
+from salience_models.decoding.generation import generate
+from salience_models.decoding.sampling import Sampling
+from salience_models.decoding.scoring import answer_with_draft, score
 from salience_models.language_model import LanguageModel
-from salience_models.prompt import TextSpan, encode_text
-from salience_models.sampling import Sampling
-from salience_models.scoring import answer_with_draft, score
+from salience_models.steering.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
+from salience_models.text.prompt import TextSpan, encode_text
 
 pytestmark = pytest.mark.model
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from salience_experiments.bench.measure import Timing, alternate
 from salience_experiments.bench.result import Bar, Row
 from salience_models import BiasPlan, BlockSpan, DecodeState, LanguageModel, Request
-from salience_models.loader import load_model
+from salience_models.weights.loader import load_model
 
 __all__ = ["CASES", "ModelCase", "OurLoop", "StockLoop", "compare_models", "load_pair"]
 

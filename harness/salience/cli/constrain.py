@@ -29,7 +29,7 @@ from salience_models import (
     generate,
 )
 from salience_models.constraints import ConstraintEvent, Violation
-from salience_models.loader import load_vocabulary
+from salience_models.weights.loader import load_vocabulary
 
 __all__ = ["add_commands"]
 

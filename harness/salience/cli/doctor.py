@@ -11,7 +11,7 @@ from rich.table import Table
 from salience.config import load_settings
 from salience.errors import ConflictingInstall
 from salience_kernels import ImplUnavailable, KeyBiasImpl, key_bias_attention
-from salience_models.cache_folder import default_cache_dir
+from salience_models.weights.cache_folder import default_cache_dir
 
 __all__ = ["add_commands"]
 

@@ -113,7 +113,7 @@ def open_recall(store: MemoryStore, embedder: str | None) -> "MemoryRecall":
     else:
         folder_or_id = Path(embedder).expanduser()
         model = Embedder(folder_or_id if folder_or_id.is_dir() else embedder)
-    from salience_models.quiet import quiet_transformers
+    from salience_models.weights.quiet import quiet_transformers
 
     with Console(stderr=True).status(f"loading {embedder}"), quiet_transformers():
         return MemoryRecall(store, embed=model, fingerprint=model.fingerprint, folder=folder)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from salience.config import load_settings
 from salience_models import pull
-from salience_models.bundled_catalog import BUNDLED_MODELS
+from salience_models.weights.bundled_catalog import BUNDLED_MODELS
 
 __all__ = ["add_commands"]
 

@@ -22,7 +22,7 @@ from salience_models import (
 )
 from salience_models.constraints import EventKind, TokenConstraint, Vocabulary, compile_rules
 from salience_models.constraints import Rule as MadeRule
-from salience_models.scoring import DraftedAnswer
+from salience_models.decoding.scoring import DraftedAnswer
 
 Constrain = Callable[..., TokenConstraint]
 Speak = Callable[..., LanguageModel]
@@ -83,7 +83,7 @@ def test_random_model_keeps_every_rule_in_a_mixed_batch(lm: LanguageModel, const
 def test_mask_costs_one_call_a_step_and_nothing_without_constraints(
     lm: LanguageModel, constrain: Constrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from salience_models import generation
+    from salience_models.decoding import generation
 
     calls: list[int] = []
     apply = generation.apply_constraint_mask

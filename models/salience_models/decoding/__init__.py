@@ -1,0 +1,3 @@
+"""Caches, sampling, generation and scoring."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Messages to tokens, and which tokens each block holds."""
+
+__all__: list[str] = []
