@@ -38,9 +38,9 @@ from salience_memory.conflicts import CONFLICT_EVENT
 from salience_memory.feedback import apply_answer, guess_language
 from salience_memory.memory_recall import MemoryRecall
 from salience_memory.references import Reference, ReferenceScanner
-from salience_memory.registrar.outcomes import Outcome
+from salience_memory.registrar.outcomes import RegistrarOutcome
 from salience_memory.registrar.registrar_queue import RegistrarQueue
-from salience_memory.registrar.turns import Role, Turn
+from salience_memory.registrar.utterances import Role, Utterance
 from salience_memory.scopes import NOBODY, Viewer
 from salience_memory.store.memory_store import MemoryStore
 from salience_models import (
@@ -98,7 +98,7 @@ class ChatAnswer:
     """Memories the answer refers to, out of those it was shown."""
     disclaimer: str | None
     """What to add where the answer rests on what somebody claimed and nobody verified."""
-    outcomes: "Future[list[Outcome]] | None"
+    outcomes: "Future[list[RegistrarOutcome]] | None"
     """What the registrar makes of the message, once it has; None without one."""
     prompt: EncodedPrompt
     generation: Generation
@@ -163,7 +163,7 @@ class Conversation:
         self._dialogue = Dialogue(store, viewer, self.options.history_turns)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[Utterance, ...]:
         """What was said so far, compacted or not."""
         return self._dialogue.turns()
 
@@ -340,8 +340,8 @@ class Conversation:
         repeated = find_repeated(text, prepared.message, memories, references)
         turns = self._dialogue.turns()
         number = 1 + sum(turn.role is Role.USER for turn in turns)
-        asked = Turn(role=Role.USER, text=prepared.message, ns=now_ns, number=number)
-        answered = Turn(role=Role.ASSISTANT, text=text, ns=now_ns, memory_ids=tuple(repeated))
+        asked = Utterance(role=Role.USER, text=prepared.message, ns=now_ns, number=number)
+        answered = Utterance(role=Role.ASSISTANT, text=text, ns=now_ns, memory_ids=tuple(repeated))
         outcomes = None
         if self._registrar is not None:
             outcomes = self._registrar.submit(asked, self.viewer, turns, known=prepared.known)

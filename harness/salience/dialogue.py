@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from salience.context.compaction import CompactedHistory
-from salience_memory.registrar.turns import Role, Turn
+from salience_memory.registrar.utterances import Role, Utterance
 from salience_memory.scopes import Viewer
 from salience_memory.store.episodes import Episode
 from salience_memory.store.memory_store import MemoryStore
@@ -23,18 +23,18 @@ class Dialogue:
         self._store = store if viewer.session_id is not None else None
         self._viewer = viewer
         self._max_turns = max_turns
-        self._turns: tuple[Turn, ...] = ()
-        self._told: tuple[Turn, ...] = ()
+        self._turns: tuple[Utterance, ...] = ()
+        self._told: tuple[Utterance, ...] = ()
         self._digest = CompactedHistory()
 
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[Utterance, ...]:
         """What was said so far. Where one half of an exchange was forgotten, the other is left out."""
         if self._store is None:
             return self._turns
         session = self._viewer.session_id or ""
         found = self._store.episodes(self._viewer, session, limit=self._max_turns)
         return _keep_whole_exchanges(
-            [Turn(role=Role(e.role), text=e.text, ns=e.ns, memory_ids=e.memory_ids) for e in found]
+            [Utterance(role=Role(e.role), text=e.text, ns=e.ns, memory_ids=e.memory_ids) for e in found]
         )
 
     def compact(self, shorten: Callable[[CompactedHistory], CompactedHistory]) -> CompactedHistory:
@@ -51,7 +51,7 @@ class Dialogue:
         self._digest = CompactedHistory((), after.events, after.summary) if self._told else CompactedHistory()
         return after
 
-    def append(self, asked: Turn, answered: Turn, *, is_asked_logged: bool = False) -> None:
+    def append(self, asked: Utterance, answered: Utterance, *, is_asked_logged: bool = False) -> None:
         """Add an exchange.
 
         Args:
@@ -66,7 +66,7 @@ class Dialogue:
             for turn in (answered,) if is_asked_logged else (asked, answered):
                 self._store.append_episode(self._episode(turn))
 
-    def _episode(self, turn: Turn) -> Episode:
+    def _episode(self, turn: Utterance) -> Episode:
         assert self._viewer.session_id is not None
         assert turn.ns is not None
         return Episode(
@@ -79,8 +79,8 @@ class Dialogue:
         )
 
 
-def _keep_whole_exchanges(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    kept: list[Turn] = []
+def _keep_whole_exchanges(turns: Sequence[Utterance]) -> tuple[Utterance, ...]:
+    kept: list[Utterance] = []
     for asked, answered in pairwise(turns):
         if asked.role is Role.USER and answered.role is Role.ASSISTANT:
             kept += (asked, answered)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from salience.context.page import MemorySpan
 from salience_memory import Memory
-from salience_memory.registrar.turns import Role, Turn
+from salience_memory.registrar.utterances import Role, Utterance
 from salience_models import EncodedPrompt, LanguageModel, Message, TextSpan, encode_chat, encode_text
 
 __all__ = ["QUESTION_NAME", "assemble_chat", "assemble_prompt"]
@@ -50,7 +50,7 @@ def assemble_chat(
     lm: LanguageModel,
     context: str,
     blocks: Sequence[MemorySpan],
-    turns: Sequence[Turn],
+    turns: Sequence[Utterance],
     message: str,
 ) -> EncodedPrompt:
     """Encode a context, the dialogue so far and what is said now; blocks are characters of the context.

@@ -17,7 +17,7 @@
     ├── StatementOutdated   a statement older than the one stored was to replace it
     ├── VersionConflict     another version than the expected one is stored
     ├── SnapshotInvalid     a snapshot is damaged, cut off or of another format; nothing was imported
-    ├── RulePackInvalid     a registrar's rule pack cannot be used; the message names the rule and the field
+    ├── NoticingPackInvalid a registrar's rule pack cannot be used; the message names the rule and the field
     ├── ProjectionInvalid   an index's file is torn, altered or of another embedding; rows build it anew
     └── DocumentUnreadable  a document cannot be ingested: no PDF or Markdown, encrypted, without text
 
@@ -34,8 +34,8 @@ __all__ = [
     "MemoryReadOnly",
     "MemoryRoomError",
     "MissingExtra",
+    "NoticingPackInvalid",
     "ProjectionInvalid",
-    "RulePackInvalid",
     "SnapshotInvalid",
     "StatementOutdated",
     "StoreBusy",
@@ -116,7 +116,7 @@ class SnapshotInvalid(MemoryRoomError):
     """A snapshot that does not hold what it says it holds."""
 
 
-class RulePackInvalid(MemoryRoomError):
+class NoticingPackInvalid(MemoryRoomError):
     """A rule pack that cannot be used: no YAML, an unknown field, a pattern that could run away."""
 
 

@@ -8,7 +8,7 @@ from salience_experiments.bench.registrar import (
     measure_registrar,
     registrar_bars,
 )
-from salience_memory.registrar.turns import MAX_SENTENCE_CHARS, split_sentences
+from salience_memory.registrar.utterances import MAX_SENTENCE_CHARS, split_sentences
 
 
 def test_every_utterance_is_measured_as_often_as_asked():

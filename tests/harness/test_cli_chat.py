@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from salience.cli import main
-from salience_memory import Memory, MemoryStore, RegistrarQueue, Role, Turn, Viewer
+from salience_memory import Memory, MemoryStore, RegistrarQueue, Role, Utterance, Viewer
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_what_a_crash_left_unsettled_is_settled_at_the_next_start(
 
     ann, path = Viewer(user_id="ann", session_id="s1"), tmp_path / "memory.db"
     with MemoryStore(path) as store, RegistrarQueue(Broken(), store) as queue:  # type: ignore[arg-type]
-        queue.submit(Turn(role=Role.USER, text="I work at Acme."), ann)
+        queue.submit(Utterance(role=Role.USER, text="I work at Acme."), ann)
     talk(capsys, monkeypatch, [], "--memory-db", str(path), "--no-embed", *model)
     with MemoryStore(path) as store:
         assert [memory.content for memory in store.list(ann)] == ["The user works at Acme."]

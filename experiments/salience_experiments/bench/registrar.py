@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from salience_experiments.bench.result import Bar
-from salience_memory.registrar import RulePack, read_utterance, shipped_rule_packs
+from salience_memory.registrar import NoticingPack, read_utterance, shipped_noticing_packs
 
 __all__ = ["ORDINARY", "SLOW", "RegistrarTimes", "measure_registrar", "registrar_bars"]
 
@@ -68,7 +68,7 @@ class RegistrarTimes:
 
 def measure_registrar(repeats: int) -> RegistrarTimes:
     """Read every utterance `repeats` times by all shipped rules."""
-    packs = shipped_rule_packs()
+    packs = shipped_noticing_packs()
     for text in (*ORDINARY, *SLOW):
         read_utterance(text, packs)  # patterns are compiled at their first use
     rounds = [[_seconds(text, packs) for text in (*ORDINARY, *SLOW)] for _ in range(repeats)]
@@ -86,7 +86,7 @@ def registrar_bars(times: RegistrarTimes) -> list[Bar]:
     ]
 
 
-def _seconds(text: str, packs: Sequence[RulePack]) -> float:
+def _seconds(text: str, packs: Sequence[NoticingPack]) -> float:
     # This thread's processor time: a few tens of microseconds drown in the time others take from it.
     started = time.thread_time()
     read_utterance(text, packs)

@@ -1,6 +1,12 @@
 """Context templates: which memories a prompt shows, where and how; needs no torch."""
 
-from salience.context.compaction import CompactedHistory, Compaction, CompactionMethod, Turn, compact_history
+from salience.context.compaction import (
+    CompactedHistory,
+    Compaction,
+    CompactionMethod,
+    Utterance,
+    compact_history,
+)
 from salience.context.escaping import escape_text, unescape_text
 from salience.context.events import EventRule, extract_events
 from salience.context.fingerprint import fingerprint_template
@@ -42,7 +48,7 @@ __all__ = [
     "Section",
     "TruncationEvent",
     "TruncationReason",
-    "Turn",
+    "Utterance",
     "check_header",
     "compact_history",
     "escape_text",

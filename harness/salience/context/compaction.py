@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from salience.context.escaping import escape_text
 from salience.context.events import EventRule, extract_events
 from salience_memory.lexical import tokenize
-from salience_memory.registrar.turns import Role, Turn
+from salience_memory.registrar.utterances import Role, Utterance
 
 __all__ = ["CompactedHistory", "Compaction", "CompactionMethod", "Summarise", "compact_history"]
 
@@ -57,7 +57,7 @@ DEFAULT_COMPACTION = Compaction()
 class CompactedHistory:
     """A dialogue: what is told of its older part, then its turns."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[Utterance, ...] = ()
     events: tuple[str, ...] = ()
     summary: str = ""
     n_compacted: int = 0
@@ -118,8 +118,8 @@ def compact_history(
 
 def _digest(
     history: CompactedHistory,
-    old: Sequence[tuple[Turn, ...]],
-    new: Sequence[tuple[Turn, ...]],
+    old: Sequence[tuple[Utterance, ...]],
+    new: Sequence[tuple[Utterance, ...]],
     left_tokens: int,
     count_tokens: Callable[[str], int],
     compaction: Compaction,
@@ -162,8 +162,8 @@ def _with_summary(
 
 
 def _keep_by_keyword(
-    old: Sequence[tuple[Turn, ...]], question: str, left_tokens: int, count_tokens: Callable[[str], int]
-) -> list[tuple[Turn, ...]]:
+    old: Sequence[tuple[Utterance, ...]], question: str, left_tokens: int, count_tokens: Callable[[str], int]
+) -> list[tuple[Utterance, ...]]:
     """The exchanges that share the most words with the question and fit, in their own order."""
     asked = set(tokenize(question))
     shared = [len(asked.intersection(tokenize(" ".join(turn.text for turn in e)))) for e in old]
@@ -176,9 +176,9 @@ def _keep_by_keyword(
     return [old[place] for place in sorted(kept)]
 
 
-def _split_exchanges(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
+def _split_exchanges(turns: Sequence[Utterance]) -> list[tuple[Utterance, ...]]:
     """Runs of turns, each from a user's turn up to the next: chat templates want roles to alternate."""
-    exchanges: list[list[Turn]] = []
+    exchanges: list[list[Utterance]] = []
     for turn in turns:
         if turn.role is Role.USER or not exchanges:
             exchanges.append([])
@@ -187,7 +187,7 @@ def _split_exchanges(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 
 def _count_newest(
-    exchanges: Sequence[tuple[Turn, ...]], limit: int, count_tokens: Callable[[str], int]
+    exchanges: Sequence[tuple[Utterance, ...]], limit: int, count_tokens: Callable[[str], int]
 ) -> int:
     """How many of the newest exchanges fit."""
     tokens = 0
@@ -198,9 +198,9 @@ def _count_newest(
     return len(exchanges)
 
 
-def _join(exchanges: Sequence[tuple[Turn, ...]]) -> tuple[Turn, ...]:
+def _join(exchanges: Sequence[tuple[Utterance, ...]]) -> tuple[Utterance, ...]:
     return tuple(turn for exchange in exchanges for turn in exchange)
 
 
-def _count(turns: Sequence[Turn], count_tokens: Callable[[str], int]) -> int:
+def _count(turns: Sequence[Utterance], count_tokens: Callable[[str], int]) -> int:
     return sum(count_tokens(turn.text) + _MARKUP_TOKENS for turn in turns)

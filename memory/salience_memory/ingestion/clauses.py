@@ -17,7 +17,7 @@ from salience_memory.ingestion.elements import (
     is_cjk,
     join_lines,
 )
-from salience_memory.ingestion.numbering import Label, Reading, parse_label
+from salience_memory.ingestion.numbering import Label, LabelReading, parse_label
 from salience_memory.ingestion.outline import Draft, Finished, Outline, is_outside
 
 __all__ = ["Clause", "Refusal", "split_clauses"]
@@ -109,7 +109,7 @@ class _Splitter:
         else:
             self._draft.paragraphs[-1].append(line)
 
-    def _read_label(self, line: TextLine) -> tuple[Label | None, Reading | None]:
+    def _read_label(self, line: TextLine) -> tuple[Label | None, LabelReading | None]:
         """The number that counts for this line, if it has one."""
         written = parse_label(line.text) if not line.is_verbatim else None
         reading = None if written is None else self._outline.read_label(written, line, self._previous)
@@ -119,8 +119,8 @@ class _Splitter:
             return written, reading  # "- (a) text": the sign is only how Markdown lists it
         number = line.marker.rstrip(".)")
         if not number.isdecimal():
-            return Label(line.marker, line.text, ()), Reading(f"bullet {line.indent:.0f}", ())
-        return Label(number, line.text, ()), Reading(f"list {line.indent:.0f}", (int(number),))
+            return Label(line.marker, line.text, ()), LabelReading(f"bullet {line.indent:.0f}", ())
+        return Label(number, line.text, ()), LabelReading(f"list {line.indent:.0f}", (int(number),))
 
     def _begins_anew(self, line: TextLine, draft: Draft) -> bool:
         """Whether an unnumbered line opens a clause of its own rather than going on with this one."""
@@ -138,7 +138,7 @@ class _Splitter:
         is_cut = breaks_off(last.text) or (last.is_full and not ends_sentence(last.text))
         return is_cut or (line.text[:1].islower() and not ends_sentence(last.text))
 
-    def _add_heading(self, line: TextLine, label: Label | None, reading: Reading | None) -> None:
+    def _add_heading(self, line: TextLine, label: Label | None, reading: LabelReading | None) -> None:
         if reading is None and self._is_untitled(self._draft):
             entry = self._outline.entries[-1]
             entry.draft = self._draft = None

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Label", "Reading", "parse_label"]
+__all__ = ["Label", "LabelReading", "parse_label"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LabelReading:
     """One way to count a label: `(i)` is both the ninth letter and the first roman numeral."""
 
     style: str
@@ -24,7 +24,7 @@ class Label:
     """As it is written, without what closes it: `3.2`, `(a)`, `Article 5`, `第五条`."""
     rest: str
     """The line after it."""
-    readings: tuple[Reading, ...]
+    readings: tuple[LabelReading, ...]
     is_weak: bool = False
     """Looks like other things too (`5 litres`, `A. Smith`): counts only in sequence."""
 
@@ -66,18 +66,18 @@ def _letter_number(text: str) -> int | None:
     return 26 * (len(small) - 1) + ord(small[0]) - ord("a") + 1
 
 
-def _count(token: str, style: str) -> tuple[Reading, ...]:
+def _count(token: str, style: str) -> tuple[LabelReading, ...]:
     """Every reading of a number, letter or numeral; `style` tells brackets and words apart."""
     if token[0].isdigit():
         values = tuple(int(part) for part in re.findall(r"\d+", token))
-        return (Reading(f"{style}1:{len(values)}", values),)
+        return (LabelReading(f"{style}1:{len(values)}", values),)
     if token[0] in _CJK_DIGITS or token[0] in _CJK_TENS:
-        return (Reading(f"{style}一", (_cjk_number(token),)),)
+        return (LabelReading(f"{style}一", (_cjk_number(token),)),)
     case = "A" if token.isupper() else "a"
     letter, roman = _letter_number(token), _roman_number(token)
-    readings = [Reading(f"{style}{case}", (letter,))] if letter is not None else []
+    readings = [LabelReading(f"{style}{case}", (letter,))] if letter is not None else []
     if roman is not None:
-        readings.append(Reading(f"{style}{'I' if case == 'A' else 'i'}", (roman,)))
+        readings.append(LabelReading(f"{style}{'I' if case == 'A' else 'i'}", (roman,)))
     return tuple(readings)
 
 
@@ -144,7 +144,7 @@ def _parse_di(text: str) -> Label | None:
         return None
     rest = text[found.end() :]
     is_followed = text[found.end() - 1 : found.end()] in tuple(" \u3000:：、") or not rest
-    readings = (Reading(f"第{found['unit']}", (_cjk_number(found["number"]),)),)
+    readings = (LabelReading(f"第{found['unit']}", (_cjk_number(found["number"]),)),)
     label = re.sub(r"\s+", "", found.group().rstrip(" \u3000:：、"))
     return Label(label, rest, readings, is_weak=not is_followed and _REFERRED.match(rest) is not None)
 
@@ -165,9 +165,9 @@ def _parse_mark(text: str) -> Label | None:
 
 
 def _parse_sign(text: str) -> Label | None:
-    count: tuple[tuple[re.Pattern[str], Callable[[str], Reading]], ...] = (
-        (_CIRCLED, lambda sign: Reading("①", (ord(sign) - ord("①") + 1,))),
-        (_BULLET, lambda sign: Reading(f"bullet {sign}", ())),
+    count: tuple[tuple[re.Pattern[str], Callable[[str], LabelReading]], ...] = (
+        (_CIRCLED, lambda sign: LabelReading("①", (ord(sign) - ord("①") + 1,))),
+        (_BULLET, lambda sign: LabelReading(f"bullet {sign}", ())),
     )
     for pattern, read in count:
         if (found := pattern.match(text)) is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from salience_memory.ingestion.elements import TextLine, ends_sentence
-from salience_memory.ingestion.numbering import Label, Reading
+from salience_memory.ingestion.numbering import Label, LabelReading
 
 __all__ = ["Draft", "Entry", "Finished", "Outline", "is_outside"]
 
@@ -89,7 +89,7 @@ class Outline:
         lead_ins = tuple(e.draft for e in above if e.draft is not None and e.draft.is_lead_in)
         return Finished(draft, " > ".join(e.name for e in self.entries[: place + 1]), lead_ins)
 
-    def read_label(self, label: Label, line: TextLine, previous: TextLine | None) -> Reading | None:
+    def read_label(self, label: Label, line: TextLine, previous: TextLine | None) -> LabelReading | None:
         """How to count the label here; None if it is only a word of the running text."""
         candidates = [(self._fits(reading), -place, reading) for place, reading in enumerate(label.readings)]
         fit, _, reading = max(candidates, key=lambda candidate: candidate[:2])
@@ -103,7 +103,7 @@ class Outline:
         begins_page = previous is not None and previous.ends_page and not is_small
         return reading if (fit and is_settled) or begins_page else None
 
-    def _fits(self, reading: Reading) -> int:
+    def _fits(self, reading: LabelReading) -> int:
         """0: out of sequence; 1: the first; 2: the next; 3: the first, and it was announced."""
         if not reading.values:
             return 1
@@ -126,7 +126,7 @@ class Outline:
         return 3 if top is not None and top.is_lead_in else 1
 
     def push_heading(
-        self, name: str, prominence: float, label: Label | None, reading: Reading | None
+        self, name: str, prominence: float, label: Label | None, reading: LabelReading | None
     ) -> list[Finished]:
         """Open a heading; returns the clauses it ends."""
         place = len(self.entries)
@@ -147,7 +147,7 @@ class Outline:
             return entry.style == "heading"
         return entry.prominence <= prominence
 
-    def push_clause(self, label: Label, reading: Reading, draft: Draft) -> list[Finished]:
+    def push_clause(self, label: Label, reading: LabelReading, draft: Draft) -> list[Finished]:
         """Open a numbered clause; returns the clauses it ends."""
         sibling = self._find(reading)
         place = len(self.entries) if sibling is None else sibling
@@ -180,7 +180,7 @@ class Outline:
         del self.entries[place:]
         return [clause for clause in finished if clause is not None]
 
-    def _find(self, reading: Reading | None) -> int | None:
+    def _find(self, reading: LabelReading | None) -> int | None:
         """The outermost entry that the reading's clause ends: its sibling, or a decimal not above it."""
         if reading is None:
             return None

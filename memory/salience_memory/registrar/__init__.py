@@ -1,6 +1,6 @@
 """The registrar: turns what users say into declared memories, by rules, judgement and questions."""
 
-from salience_memory.registrar.outcomes import Outcome, OutcomeKind
+from salience_memory.registrar.outcomes import OutcomeKind, RegistrarOutcome
 from salience_memory.registrar.reader import Correction, Finding, Reading, Vague, read_utterance
 from salience_memory.registrar.registrar import LOOK_BACK_TURNS, REVIEW_EVERY_TURNS, Judge, Registrar
 from salience_memory.registrar.registrar_queue import ACCEPTED_EVENT, SETTLED_EVENT, RegistrarQueue
@@ -8,15 +8,15 @@ from salience_memory.registrar.rules import (
     ConflictFilter,
     IntentFilter,
     LifetimeFilter,
-    Rule,
-    RulePack,
+    NoticingPack,
+    NoticingRule,
     Trigger,
-    load_rule_pack,
-    parse_rule_pack,
-    shipped_rule_packs,
+    load_noticing_pack,
+    parse_noticing_pack,
+    shipped_noticing_packs,
 )
 from salience_memory.registrar.statements import SUSPICIOUS_TAG
-from salience_memory.registrar.turns import Role, Turn, strip_known
+from salience_memory.registrar.utterances import Role, Utterance, strip_known
 
 __all__ = [
     "ACCEPTED_EVENT",
@@ -30,20 +30,20 @@ __all__ = [
     "IntentFilter",
     "Judge",
     "LifetimeFilter",
-    "Outcome",
+    "NoticingPack",
+    "NoticingRule",
     "OutcomeKind",
     "Reading",
     "Registrar",
+    "RegistrarOutcome",
     "RegistrarQueue",
     "Role",
-    "Rule",
-    "RulePack",
     "Trigger",
-    "Turn",
+    "Utterance",
     "Vague",
-    "load_rule_pack",
-    "parse_rule_pack",
+    "load_noticing_pack",
+    "parse_noticing_pack",
     "read_utterance",
-    "shipped_rule_packs",
+    "shipped_noticing_packs",
     "strip_known",
 ]

@@ -9,7 +9,7 @@ from salience_memory.clock import from_ns
 from salience_memory.feedback import lower_corrected
 from salience_memory.normalisation import content_words, normalise
 from salience_memory.records import StoredMemory
-from salience_memory.registrar.outcomes import Outcome, OutcomeKind
+from salience_memory.registrar.outcomes import OutcomeKind, RegistrarOutcome
 from salience_memory.registrar.patterns import fill_template
 from salience_memory.registrar.reader import Correction, Finding
 from salience_memory.registrar.rules import Trigger
@@ -20,7 +20,7 @@ from salience_memory.registrar.statements import (
     make_provenance,
     read_result,
 )
-from salience_memory.registrar.turns import Role, Turn
+from salience_memory.registrar.utterances import Role, Utterance
 from salience_memory.scopes import Scope
 from salience_memory.store import MemoryStore
 
@@ -43,8 +43,8 @@ class CorrectionWriter:
         correction: Correction,
         findings: Sequence[Finding],
         statement: Statement,
-        turns: Sequence[Turn],
-    ) -> list[Outcome]:
+        turns: Sequence[Utterance],
+    ) -> list[RegistrarOutcome]:
         """Replace what the correction points at, and lower every other memory that the corrected turn used.
 
         Args:
@@ -73,7 +73,7 @@ class CorrectionWriter:
         )
         first, *others = outcomes
         return [
-            Outcome(
+            RegistrarOutcome(
                 first.kind,
                 first.trigger,
                 first.reason,
@@ -85,8 +85,8 @@ class CorrectionWriter:
         ]
 
     def _replace(
-        self, correction: Correction, statement: Statement, used_ids: Sequence[str], turn: Turn | None
-    ) -> Outcome:
+        self, correction: Correction, statement: Statement, used_ids: Sequence[str], turn: Utterance | None
+    ) -> RegistrarOutcome:
         """Put the new value in the place of the old one, if it is certain which memory is meant."""
         viewer = statement.viewer
         used = list(self._store.get_many(used_ids, viewer).values())
@@ -97,13 +97,15 @@ class CorrectionWriter:
             )
             reason = reason if targets or correction.new is None else "no memory used by the answer is meant"
             question = fill_template(correction.pack.phrases.what_instead, {"text": correction.sentence})
-            return Outcome(OutcomeKind.CLARIFY, Trigger.CORRECTION, reason, None, question)
+            return RegistrarOutcome(OutcomeKind.CLARIFY, Trigger.CORRECTION, reason, None, question)
         ((target, old),) = targets
         if target.scope is Scope.GLOBAL or target.read_only:
             reason = "the memory is not this user's to change"
-            return Outcome(OutcomeKind.IGNORED, Trigger.CORRECTION, reason, target)
+            return RegistrarOutcome(OutcomeKind.IGNORED, Trigger.CORRECTION, reason, target)
         if statement.stated_ns < target.verified_ns:
-            return Outcome(OutcomeKind.IGNORED, Trigger.CORRECTION, "what is known was said later", target)
+            return RegistrarOutcome(
+                OutcomeKind.IGNORED, Trigger.CORRECTION, "what is known was said later", target
+            )
         changes = _changes(target, old, correction.new, statement)
         stored = self._store.update(
             target.memory_id,
@@ -113,7 +115,7 @@ class CorrectionWriter:
             actor=ACTOR,
             expected_version=target.version,
         )
-        return Outcome(OutcomeKind.UPDATED, Trigger.CORRECTION, "the memory the answer used", stored)
+        return RegistrarOutcome(OutcomeKind.UPDATED, Trigger.CORRECTION, "the memory the answer used", stored)
 
 
 def _targets(

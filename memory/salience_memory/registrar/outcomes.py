@@ -6,7 +6,7 @@ from enum import StrEnum
 from salience_memory.records import StoredMemory
 from salience_memory.registrar.rules import Trigger
 
-__all__ = ["Outcome", "OutcomeKind"]
+__all__ = ["OutcomeKind", "RegistrarOutcome"]
 
 
 class OutcomeKind(StrEnum):
@@ -25,7 +25,7 @@ class OutcomeKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RegistrarOutcome:
     """One thing noticed, and what became of it."""
 
     kind: OutcomeKind

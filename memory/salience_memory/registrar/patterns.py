@@ -8,7 +8,7 @@ from string import Formatter
 from typing import Any, cast
 
 from salience_memory.normalisation import make_slug
-from salience_memory.registrar.turns import MAX_SENTENCE_CHARS
+from salience_memory.registrar.utterances import MAX_SENTENCE_CHARS
 
 __all__ = [
     "MAX_PATHS",

@@ -12,8 +12,8 @@ from salience_memory.registrar.patterns import (
     read_grams,
     required_grams,
 )
-from salience_memory.registrar.rules import IntentFilter, LifetimeFilter, Rule, RulePack, Trigger
-from salience_memory.registrar.turns import Role, Turn, split_sentences
+from salience_memory.registrar.rules import IntentFilter, LifetimeFilter, NoticingPack, NoticingRule, Trigger
+from salience_memory.registrar.utterances import Role, Utterance, split_sentences
 
 __all__ = ["Correction", "Finding", "Reading", "Vague", "find_mentions", "read_utterance"]
 
@@ -24,7 +24,7 @@ _QUESTION_END = re.compile(r"[?？]\W*\Z")
 class Vague:
     """Something said that points at what the sentence does not name."""
 
-    pack: RulePack
+    pack: NoticingPack
     text: str
     is_resolvable: bool
     """Whether the last turns may name it; otherwise only the user can."""
@@ -34,8 +34,8 @@ class Vague:
 class Finding:
     """A rule set off by a sentence."""
 
-    rule: Rule
-    pack: RulePack
+    rule: NoticingRule
+    pack: NoticingPack
     sentence: str
     captures: Mapping[str, str]
     when: str | None
@@ -73,7 +73,7 @@ class Finding:
 class Correction:
     """Something said before is taken back; `old` and `new` where the sentence names them."""
 
-    pack: RulePack
+    pack: NoticingPack
     sentence: str
     old: str | None
     new: str | None
@@ -103,7 +103,7 @@ class Reading:
         return bool(self.vague) or any(found.vague or not found.rule.is_certain for found in self.findings)
 
 
-def read_utterance(text: str, packs: Sequence[RulePack], turns: Sequence[Turn] = ()) -> Reading:
+def read_utterance(text: str, packs: Sequence[NoticingPack], turns: Sequence[Utterance] = ()) -> Reading:
     """What an utterance says by the rules of the packs whose script it is written in.
 
     Args:
@@ -139,7 +139,7 @@ def read_utterance(text: str, packs: Sequence[RulePack], turns: Sequence[Turn] =
     return Reading(tuple(findings), correction, tuple(vague), tuple(rest), tuple(personal))
 
 
-def _drop_openers(sentence: str, pack: RulePack) -> str:
+def _drop_openers(sentence: str, pack: NoticingPack) -> str:
     """The sentence from its first word that says something."""
     for pattern in pack.compiled(pack.openers):
         if (match := pattern.match(sentence)) and match.end() < len(sentence):
@@ -147,7 +147,7 @@ def _drop_openers(sentence: str, pack: RulePack) -> str:
     return sentence
 
 
-def _apply_rules(sentence: str, pack: RulePack) -> list[Finding]:
+def _apply_rules(sentence: str, pack: NoticingPack) -> list[Finding]:
     """What the rules find, in the order said; each part of the sentence is the first matching rule's."""
     taken: dict[tuple[int, int], Finding] = {}
     moment = _Moment(pack, sentence)
@@ -168,7 +168,7 @@ def _apply_rules(sentence: str, pack: RulePack) -> list[Finding]:
 class _Moment:
     """What a whole sentence tells of the time and the manner of all that it states; read when first asked."""
 
-    def __init__(self, pack: RulePack, sentence: str) -> None:
+    def __init__(self, pack: NoticingPack, sentence: str) -> None:
         self.pack = pack
         self.sentence = sentence
         self.grams = read_grams(sentence)
@@ -187,7 +187,7 @@ class _Moment:
         return next((match.group() for match in found if match), None)
 
 
-def _make_finding(match: re.Match[str], rule: Rule, moment: _Moment) -> tuple[Finding | None, int]:
+def _make_finding(match: re.Match[str], rule: NoticingRule, moment: _Moment) -> tuple[Finding | None, int]:
     """What a match states, None for nothing, and where it ends without the fillers."""
     pack = moment.pack
     captures, end = _clean(match, pack)
@@ -222,7 +222,7 @@ def _make_finding(match: re.Match[str], rule: Rule, moment: _Moment) -> tuple[Fi
     )
 
 
-def _clean(match: re.Match[str], pack: RulePack) -> tuple[dict[str, str], int]:
+def _clean(match: re.Match[str], pack: NoticingPack) -> tuple[dict[str, str], int]:
     """The captures without fillers, and the match's end: another statement may begin in what was dropped."""
     (fillers,) = pack.compiled((pack.fillers,))
     captures: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _clean(match: re.Match[str], pack: RulePack) -> tuple[dict[str, str], int]:
     return captures, end
 
 
-def _refuses(pack: RulePack, intents: Sequence[IntentFilter], sentence: str, start: int) -> bool:
+def _refuses(pack: NoticingPack, intents: Sequence[IntentFilter], sentence: str, start: int) -> bool:
     """Whether what begins at `start` is none of the speaker's own statements."""
     for intent in intents:
         # A question shows at its end and irony anywhere, the others before what they change.
@@ -252,7 +252,7 @@ def _is_inside_quotes(before: str) -> bool:
     return before.count('"') % 2 == 1 or opened > 0
 
 
-def _is_correction(sentence: str, pack: RulePack, turns: Sequence[Turn]) -> bool:
+def _is_correction(sentence: str, pack: NoticingPack, turns: Sequence[Utterance]) -> bool:
     rules = pack.correction
     if pack.finds(rules.never, sentence) or _QUESTION_END.search(sentence):
         return False
@@ -262,11 +262,11 @@ def _is_correction(sentence: str, pack: RulePack, turns: Sequence[Turn]) -> bool
     return bool(turns) and not answers_question and pack.finds(rules.weak, sentence)
 
 
-def _asks(turn: Turn) -> bool:
+def _asks(turn: Utterance) -> bool:
     return _QUESTION_END.search(turn.text.rstrip()) is not None
 
 
-def _read_correction(sentence: str, pack: RulePack) -> Correction:
+def _read_correction(sentence: str, pack: NoticingPack) -> Correction:
     for pattern in pack.compiled(pack.correction.replaces):
         if match := pattern.search(sentence):
             (fillers,) = pack.compiled((pack.fillers,))
@@ -275,7 +275,7 @@ def _read_correction(sentence: str, pack: RulePack) -> Correction:
     return Correction(pack, sentence, None, None)
 
 
-def find_mentions(turns: Sequence[Turn], packs: Sequence[RulePack]) -> list[str]:
+def find_mentions(turns: Sequence[Utterance], packs: Sequence[NoticingPack]) -> list[str]:
     """What the turns name, in order, each once: quoted words, names, and what rules captured."""
     names: dict[str, str] = {}
     for turn in turns:

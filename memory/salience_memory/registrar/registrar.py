@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from salience_memory.clock import Clock, system_clock
 from salience_memory.decay import DecayPolicy, assess
 from salience_memory.registrar.corrections import CorrectionWriter
-from salience_memory.registrar.outcomes import Outcome, OutcomeKind
+from salience_memory.registrar.outcomes import OutcomeKind, RegistrarOutcome
 from salience_memory.registrar.patterns import fill_template
 from salience_memory.registrar.reader import Finding, Vague, find_mentions, read_utterance
-from salience_memory.registrar.rules import RulePack, Trigger, shipped_rule_packs
+from salience_memory.registrar.rules import NoticingPack, Trigger, shipped_noticing_packs
 from salience_memory.registrar.statements import Statement, StatementWriter
-from salience_memory.registrar.turns import Role, Turn, strip_known
+from salience_memory.registrar.utterances import Role, Utterance, strip_known
 from salience_memory.scopes import Viewer
 from salience_memory.store import MemoryStore
 from salience_memory.vectors import Embed
@@ -40,7 +40,7 @@ class Registrar:
     def __init__(
         self,
         store: MemoryStore,
-        packs: Sequence[RulePack] | None = None,
+        packs: Sequence[NoticingPack] | None = None,
         *,
         judge: Judge | None = None,
         embed: Embed | None = None,
@@ -58,7 +58,7 @@ class Registrar:
             policy: When a preference is due to be asked about.
             clock: When a turn is observed that does not say when it was said.
         """
-        self.packs = tuple(shipped_rule_packs() if packs is None else packs)
+        self.packs = tuple(shipped_noticing_packs() if packs is None else packs)
         self._store = store
         self._judge = judge
         self._policy = policy or DecayPolicy()
@@ -68,13 +68,13 @@ class Registrar:
 
     def observe(
         self,
-        turn: Turn,
+        turn: Utterance,
         viewer: Viewer,
-        turns: Sequence[Turn] = (),
+        turns: Sequence[Utterance] = (),
         *,
         known: Sequence[str] = (),
         source_id: str | None = None,
-    ) -> list[Outcome]:
+    ) -> list[RegistrarOutcome]:
         """Take in one turn.
 
         Args:
@@ -115,7 +115,7 @@ class Registrar:
 
     def review(
         self, viewer: Viewer, now_ns: int | None = None, *, known: Sequence[str] = ()
-    ) -> list[Outcome]:
+    ) -> list[RegistrarOutcome]:
         """Put before the judge what no rule took in the last ten turns; ask about one overdue memory.
 
         Without a judge, or a session, nothing is read again.
@@ -128,13 +128,15 @@ class Registrar:
                 pack = self._pack_of(memory.content)
                 question = fill_template(pack.phrases.whether_still, {"text": memory.content})
                 reason = ", ".join(standing.reasons)
-                outcomes.append(Outcome(OutcomeKind.CLARIFY, Trigger.REVIEW, reason, memory, question))
+                outcomes.append(
+                    RegistrarOutcome(OutcomeKind.CLARIFY, Trigger.REVIEW, reason, memory, question)
+                )
                 break
         return outcomes
 
-    def _review_rest(self, viewer: Viewer, known: Sequence[str]) -> list[Outcome]:
+    def _review_rest(self, viewer: Viewer, known: Sequence[str]) -> list[RegistrarOutcome]:
         assert viewer.session_id is not None
-        outcomes: list[Outcome] = []
+        outcomes: list[RegistrarOutcome] = []
         contents = [*known, *(memory.content for memory in self._store.list(viewer, limit=_MOST_REVIEWED))]
         said = [
             episode
@@ -147,7 +149,7 @@ class Registrar:
             outcomes += self._judge_rest(rest, statement)
         return outcomes
 
-    def _judge_rest(self, sentences: Sequence[str], statement: Statement) -> list[Outcome]:
+    def _judge_rest(self, sentences: Sequence[str], statement: Statement) -> list[RegistrarOutcome]:
         """Declare, word for word, those sentences that a judge takes for lasting facts; none without one."""
         return [
             self._statements.declare_plainly(sentence, statement, Trigger.REVIEW)
@@ -155,33 +157,35 @@ class Registrar:
             if self._judge is not None and self._judge(_ask_judge(self._pack_of(sentence), sentence))
         ]
 
-    def _explain(self, found: Finding, turns: Sequence[Turn]) -> Finding | Outcome:
+    def _explain(self, found: Finding, turns: Sequence[Utterance]) -> Finding | RegistrarOutcome:
         """The finding, certain and with nothing left open; or the question, or the judge's no."""
         phrases = found.pack.phrases
         if not found.rule.is_certain:
             if self._judge is None:
                 question = fill_template(phrases.whether, {"text": found.sentence})
-                return Outcome(
+                return RegistrarOutcome(
                     OutcomeKind.CLARIFY, found.trigger, "the rule is doubtful, no judge", None, question
                 )
             if not self._judge(_ask_judge(found.pack, found.sentence)):
-                return Outcome(OutcomeKind.IGNORED, found.trigger, "the judge took it for no lasting fact")
+                return RegistrarOutcome(
+                    OutcomeKind.IGNORED, found.trigger, "the judge took it for no lasting fact"
+                )
         if found.vague is None:
             return found
         named = find_mentions(turns, self.packs) if found.vague.is_resolvable else []
         return found.explain(named[0]) if len(named) == 1 else _ask_which(found.vague, found.trigger)
 
-    def _pack_of(self, text: str) -> RulePack:
+    def _pack_of(self, text: str) -> NoticingPack:
         """The pack whose script a text is written in; the last, since names may be Latin anywhere."""
         matching = [pack for pack in self.packs if pack.finds((pack.script,), text)]
         return matching[-1] if matching else self.packs[0]
 
 
-def _ask_which(vague: Vague, trigger: Trigger) -> Outcome:
+def _ask_which(vague: Vague, trigger: Trigger) -> RegistrarOutcome:
     question = fill_template(vague.pack.phrases.which, {"text": vague.text})
-    return Outcome(OutcomeKind.CLARIFY, trigger, "it is open what is meant", None, question)
+    return RegistrarOutcome(OutcomeKind.CLARIFY, trigger, "it is open what is meant", None, question)
 
 
-def _ask_judge(pack: RulePack, sentence: str) -> str:
+def _ask_judge(pack: NoticingPack, sentence: str) -> str:
     # Quoted as JSON, so that no sentence can end the quotation and add to the question.
     return fill_template(pack.judge_prompt, {"text": json.dumps(sentence, ensure_ascii=False)})

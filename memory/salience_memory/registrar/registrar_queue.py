@@ -12,9 +12,9 @@ from pydantic import JsonValue
 
 from salience_memory.clock import Clock, system_clock
 from salience_memory.errors import VersionConflict
-from salience_memory.registrar.outcomes import Outcome, OutcomeKind
+from salience_memory.registrar.outcomes import OutcomeKind, RegistrarOutcome
 from salience_memory.registrar.registrar import LOOK_BACK_TURNS, Registrar
-from salience_memory.registrar.turns import Role, Turn
+from salience_memory.registrar.utterances import Role, Utterance
 from salience_memory.scopes import Viewer
 from salience_memory.store import AuditEvent, Episode, MemoryStore, StoredEpisode
 
@@ -33,7 +33,7 @@ _PIECE_CHARS = 128
 
 _KINDS_MADE = (OutcomeKind.DECLARED, OutcomeKind.UPDATED, OutcomeKind.MERGED)
 
-_Job = tuple[int, Turn, Viewer, tuple[Turn, ...], tuple[str, ...], Future[list[Outcome]]]
+_Job = tuple[int, Utterance, Viewer, tuple[Utterance, ...], tuple[str, ...], Future[list[RegistrarOutcome]]]
 
 
 class RegistrarQueue:
@@ -57,8 +57,8 @@ class RegistrarQueue:
         self._thread.start()
 
     def submit(
-        self, turn: Turn, viewer: Viewer, turns: Sequence[Turn] = (), *, known: Sequence[str] = ()
-    ) -> "Future[list[Outcome]]":
+        self, turn: Utterance, viewer: Viewer, turns: Sequence[Utterance] = (), *, known: Sequence[str] = ()
+    ) -> "Future[list[RegistrarOutcome]]":
         """Write a turn to the episodic log and queue it.
 
         Args:
@@ -95,13 +95,13 @@ class RegistrarQueue:
                     self._store.append_event(ACCEPTED_EVENT, str(episode_id), _pack_viewer(viewer))
             return self._enqueue(episode_id, turn, viewer, turns[-LOOK_BACK_TURNS:], known)
 
-    def replay(self) -> "list[Future[list[Outcome]]]":
+    def replay(self) -> "list[Future[list[RegistrarOutcome]]]":
         """Queue every turn that was acknowledged and never settled, in order; call it once after a start.
 
         The turns before are read from the log. System prompts are not in it: a copy of one can't be told.
         """
         settled = {event.request_id for event in self._events(SETTLED_EVENT)}
-        futures: list[Future[list[Outcome]]] = []
+        futures: list[Future[list[RegistrarOutcome]]] = []
         with self._lock:
             for event in self._events(ACCEPTED_EVENT):
                 if event.request_id in settled:
@@ -136,9 +136,14 @@ class RegistrarQueue:
         self.close()
 
     def _enqueue(
-        self, episode_id: int, turn: Turn, viewer: Viewer, turns: Sequence[Turn], known: Sequence[str]
-    ) -> "Future[list[Outcome]]":
-        future: Future[list[Outcome]] = Future()
+        self,
+        episode_id: int,
+        turn: Utterance,
+        viewer: Viewer,
+        turns: Sequence[Utterance],
+        known: Sequence[str],
+    ) -> "Future[list[RegistrarOutcome]]":
+        future: Future[list[RegistrarOutcome]] = Future()
         self._jobs.put((episode_id, turn, viewer, tuple(turns), tuple(known), future))
         return future
 
@@ -154,8 +159,13 @@ class RegistrarQueue:
         self._jobs.task_done()
 
     def _settle(
-        self, episode_id: int, turn: Turn, viewer: Viewer, turns: Sequence[Turn], known: Sequence[str]
-    ) -> list[Outcome]:
+        self,
+        episode_id: int,
+        turn: Utterance,
+        viewer: Viewer,
+        turns: Sequence[Utterance],
+        known: Sequence[str],
+    ) -> list[RegistrarOutcome]:
         source_id = f"episode:{episode_id}"
         outcomes = self._observe(turn, viewer, turns, known, source_id)
         made = [found.memory.memory_id for found in outcomes if found.memory and found.kind in _KINDS_MADE]
@@ -166,14 +176,19 @@ class RegistrarQueue:
         return outcomes
 
     def _observe(
-        self, turn: Turn, viewer: Viewer, turns: Sequence[Turn], known: Sequence[str], source_id: str
-    ) -> list[Outcome]:
+        self,
+        turn: Utterance,
+        viewer: Viewer,
+        turns: Sequence[Utterance],
+        known: Sequence[str],
+        source_id: str,
+    ) -> list[RegistrarOutcome]:
         for _ in range(_ATTEMPTS - 1):
             with suppress(VersionConflict):  # another process changed the memory in between: look again
                 return self._registrar.observe(turn, viewer, turns, known=known, source_id=source_id)
         return self._registrar.observe(turn, viewer, turns, known=known, source_id=source_id)
 
-    def _settle_event(self, request_id: str, outcomes: Sequence[Outcome]) -> None:
+    def _settle_event(self, request_id: str, outcomes: Sequence[RegistrarOutcome]) -> None:
         kinds: list[JsonValue] = [f"{outcome.trigger.value}.{outcome.kind.value}" for outcome in outcomes]
         self._store.append_event(SETTLED_EVENT, request_id, {"outcomes": kinds})
 
@@ -197,9 +212,9 @@ class RegistrarQueue:
             limit *= 4
 
 
-def _turn_of(episode: StoredEpisode) -> Turn:
+def _turn_of(episode: StoredEpisode) -> Utterance:
     # What came of a turn is linked to it, so it is no record of what an answer was given.
-    return Turn(role=Role(episode.role), text=episode.text, ns=episode.ns)
+    return Utterance(role=Role(episode.role), text=episode.text, ns=episode.ns)
 
 
 def _pack_viewer(viewer: Viewer) -> dict[str, JsonValue]:

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from salience_memory.errors import RulePackInvalid
+from salience_memory.errors import NoticingPackInvalid
 from salience_memory.records import MAX_SEMANTIC_WEIGHT, NEUTRAL_WEIGHT, MemoryType
 from salience_memory.registrar.patterns import compile_pattern, make_finder, template_names
 from salience_memory.scopes import Scope
@@ -28,13 +28,13 @@ __all__ = [
     "CorrectionRules",
     "IntentFilter",
     "LifetimeFilter",
+    "NoticingPack",
+    "NoticingRule",
     "Phrases",
-    "Rule",
-    "RulePack",
     "Trigger",
-    "load_rule_pack",
-    "parse_rule_pack",
-    "shipped_rule_packs",
+    "load_noticing_pack",
+    "parse_noticing_pack",
+    "shipped_noticing_packs",
 ]
 
 
@@ -95,7 +95,7 @@ Pattern = Annotated[str, StringConstraints(min_length=1), AfterValidator(_checke
 Template = Annotated[str, StringConstraints(min_length=1), AfterValidator(_checked_template)]
 
 
-class Rule(BaseModel):
+class NoticingRule(BaseModel):
     """One thing to notice. Templates name the pattern's groups: `{name}`, or `{name:slug}` within a key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -172,7 +172,7 @@ class Phrases(BaseModel):
     whether_still: Template = Field(description="Asks whether a memory still holds.")
 
 
-class RulePack(BaseModel):
+class NoticingPack(BaseModel):
     """The rules of one language."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -204,7 +204,7 @@ class RulePack(BaseModel):
     fillers: Pattern = Field(description="Words to drop from the end of a capture.")
     judge_prompt: Template = Field(description="A question answered by yes or no; `{text}` is the sentence.")
     phrases: Phrases
-    rules: tuple[Rule, ...]
+    rules: tuple[NoticingRule, ...]
 
     @model_validator(mode="after")
     def _refuse_equal_names(self) -> Self:
@@ -227,7 +227,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return compile_pattern(pattern)
 
 
-def parse_rule_pack(text: str, name: str) -> RulePack:
+def parse_noticing_pack(text: str, name: str) -> NoticingPack:
     """A pack from YAML.
 
     Args:
@@ -235,16 +235,16 @@ def parse_rule_pack(text: str, name: str) -> RulePack:
         name: What to call the pack in errors.
 
     Raises:
-        RulePackInvalid: One sentence that names the pack, the rule and the field.
+        NoticingPackInvalid: One sentence that names the pack, the rule and the field.
     """
     try:
         data: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RulePackInvalid(f"{name} must be YAML: {' '.join(str(error).split())}") from error
+        raise NoticingPackInvalid(f"{name} must be YAML: {' '.join(str(error).split())}") from error
     try:
-        return RulePack.model_validate(data)
+        return NoticingPack.model_validate(data)
     except ValidationError as error:
-        raise RulePackInvalid(f"{name}: {_first_fault(data, error)}") from error
+        raise NoticingPackInvalid(f"{name}: {_first_fault(data, error)}") from error
 
 
 def _first_fault(data: Any, error: ValidationError) -> str:
@@ -258,14 +258,14 @@ def _first_fault(data: Any, error: ValidationError) -> str:
     return f"{'.'.join(map(str, place)) or 'the pack'}: {reason}"
 
 
-def load_rule_pack(path: Path) -> RulePack:
+def load_noticing_pack(path: Path) -> NoticingPack:
     """A pack from a YAML file."""
-    return parse_rule_pack(path.read_text(encoding="utf-8"), path.name)
+    return parse_noticing_pack(path.read_text(encoding="utf-8"), path.name)
 
 
 @cache
-def shipped_rule_packs() -> tuple[RulePack, ...]:
+def shipped_noticing_packs() -> tuple[NoticingPack, ...]:
     """The packs that come with Salience: English and Chinese."""
     folder = resources.files("salience_memory.registrar") / "packs"
     names = ("en.yaml", "zh.yaml")
-    return tuple(parse_rule_pack((folder / name).read_text(encoding="utf-8"), name) for name in names)
+    return tuple(parse_noticing_pack((folder / name).read_text(encoding="utf-8"), name) for name in names)

@@ -11,7 +11,7 @@ from salience_memory.conflicts import CONFLICT_EVENT, find_conflicts
 from salience_memory.errors import MemoryExists, MemoryForgotten, MemoryReadOnly, StatementOutdated
 from salience_memory.normalisation import content_words, is_same_text, says_the_same
 from salience_memory.records import Memory, MemoryType, Provenance, StoredMemory, Verification
-from salience_memory.registrar.outcomes import Outcome, OutcomeKind
+from salience_memory.registrar.outcomes import OutcomeKind, RegistrarOutcome
 from salience_memory.registrar.patterns import fill_template
 from salience_memory.registrar.reader import Finding
 from salience_memory.registrar.rules import ConflictFilter, LifetimeFilter, Trigger
@@ -59,7 +59,9 @@ class StatementWriter:
         self._store = store
         self._embed = embed
 
-    def settle(self, finding: Finding, statement: Statement, trigger: Trigger | None = None) -> Outcome:
+    def settle(
+        self, finding: Finding, statement: Statement, trigger: Trigger | None = None
+    ) -> RegistrarOutcome:
         """Store what a finding states, or say why not.
 
         Args:
@@ -70,7 +72,7 @@ class StatementWriter:
         trigger = trigger or finding.trigger
         memory = _make_memory(finding, statement)
         if memory is None:
-            return Outcome(
+            return RegistrarOutcome(
                 OutcomeKind.IGNORED, trigger, "no user or session is named whose memory it would be"
             )
         rivals = self._rivals(memory, statement.viewer)
@@ -82,21 +84,21 @@ class StatementWriter:
         if known and finding.rule.conflict is ConflictFilter.ASK and trigger is not Trigger.CORRECTION:
             values = {"old": read_result(known) or known.content, "new": finding.result}
             question = fill_template(finding.pack.phrases.which_holds, values)
-            return Outcome(OutcomeKind.CLARIFY, trigger, "another value is known", known, question)
+            return RegistrarOutcome(OutcomeKind.CLARIFY, trigger, "another value is known", known, question)
         try:
             return self._write(memory, rivals, finding, statement, trigger)
         except StatementOutdated:
-            return Outcome(OutcomeKind.IGNORED, trigger, "what is known was said later", known)
+            return RegistrarOutcome(OutcomeKind.IGNORED, trigger, "what is known was said later", known)
         except MemoryForgotten:
-            return Outcome(OutcomeKind.IGNORED, trigger, "it was forgotten after it was said")
+            return RegistrarOutcome(OutcomeKind.IGNORED, trigger, "it was forgotten after it was said")
         except MemoryReadOnly:
-            return Outcome(OutcomeKind.IGNORED, trigger, "what is known is read-only", known)
+            return RegistrarOutcome(OutcomeKind.IGNORED, trigger, "what is known is read-only", known)
 
-    def declare_plainly(self, sentence: str, statement: Statement, trigger: Trigger) -> Outcome:
+    def declare_plainly(self, sentence: str, statement: Statement, trigger: Trigger) -> RegistrarOutcome:
         """Store a sentence that a judge took for a lasting fact and that no rule structures."""
         owner = _owner_of(Scope.USER, statement.viewer)
         if owner is None:
-            return Outcome(
+            return RegistrarOutcome(
                 OutcomeKind.IGNORED, trigger, "no user or session is named whose memory it would be"
             )
         memory = Memory(
@@ -111,14 +113,16 @@ class StatementWriter:
         )
         same = self._find_duplicate(memory, [], statement.viewer)
         if same is not None:
-            return Outcome(OutcomeKind.MERGED, trigger, "known already", same)
+            return RegistrarOutcome(OutcomeKind.MERGED, trigger, "known already", same)
         try:
             (stored,) = self._store.declare(
                 [memory], reason=trigger.value, actor=ACTOR, stated_ns=statement.stated_ns
             )
         except (MemoryForgotten, StatementOutdated):
-            return Outcome(OutcomeKind.IGNORED, trigger, "it was forgotten or set aside after it was said")
-        return Outcome(OutcomeKind.DECLARED, trigger, "judged a lasting fact", stored)
+            return RegistrarOutcome(
+                OutcomeKind.IGNORED, trigger, "it was forgotten or set aside after it was said"
+            )
+        return RegistrarOutcome(OutcomeKind.DECLARED, trigger, "judged a lasting fact", stored)
 
     def _rivals(self, memory: Memory, viewer: Viewer) -> list[StoredMemory]:
         """Live memories of the same owner, type and key, the one confirmed last first."""
@@ -148,12 +152,14 @@ class StatementWriter:
         nearest = others[:_MOST_EMBEDDED]
         return next((o for o in nearest if says_the_same(o.content, memory.content, self._embed)), None)
 
-    def _merge(self, same: StoredMemory, finding: Finding, statement: Statement, trigger: Trigger) -> Outcome:
+    def _merge(
+        self, same: StoredMemory, finding: Finding, statement: Statement, trigger: Trigger
+    ) -> RegistrarOutcome:
         with self._store.transaction(durable=same.type is MemoryType.CONSTRAINT):
             if statement.stated_ns >= same.verified_ns:
                 same = self._store.verify(same.memory_id, statement.viewer)
                 self._set_task(finding, statement.viewer)
-        return Outcome(OutcomeKind.MERGED, trigger, "known already", same)
+        return RegistrarOutcome(OutcomeKind.MERGED, trigger, "known already", same)
 
     def _write(
         self,
@@ -162,7 +168,7 @@ class StatementWriter:
         finding: Finding,
         statement: Statement,
         trigger: Trigger,
-    ) -> Outcome:
+    ) -> RegistrarOutcome:
         is_constraint = memory.type is MemoryType.CONSTRAINT
         with self._store.transaction(durable=is_constraint):
             if is_constraint and trigger is Trigger.CORRECTION and len(rivals) == 1:
@@ -175,7 +181,7 @@ class StatementWriter:
                 self._log_conflicts([*rivals, stored])
         is_update = any(rival.memory_id == stored.memory_id for rival in rivals)
         kind = OutcomeKind.UPDATED if is_update else OutcomeKind.DECLARED
-        return Outcome(kind, trigger, f"rule {finding.rule.name}", stored)
+        return RegistrarOutcome(kind, trigger, f"rule {finding.rule.name}", stored)
 
     def _declare(
         self, memory: Memory, supersede: bool, statement: Statement, trigger: Trigger

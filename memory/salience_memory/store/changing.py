@@ -12,7 +12,7 @@ from salience_memory.records import Memory, MemoryState, MemoryType, StoredMemor
 from salience_memory.scopes import Viewer
 from salience_memory.store.bodies import complete_tags, decode_body, encode_body, with_status_tag
 from salience_memory.store.store_part import can_see
-from salience_memory.store.versioning import Statement, VersionWriting, refuse_read_only
+from salience_memory.store.versioning import ChangeOrigin, VersionWriting, refuse_read_only
 
 __all__ = ["MemoryChanging"]
 
@@ -61,7 +61,7 @@ class MemoryChanging(VersionWriting):
         _refuse_fixed(changes)
         vectors = None if vector is None else np.asarray(vector, dtype=np.float32)[None]
         checked = self._checked_vectors([memory_id], vectors, fingerprint)
-        statement = Statement(reason, actor, self._clock())
+        statement = ChangeOrigin(reason, actor, self._clock())
         durable = changes.get("type") == MemoryType.CONSTRAINT
         with self._changing(memory_id, viewer, durable, expected_version) as (connection, row):
             after = _apply_changes(self._memory_of(row), changes, MemoryState(row["state"]))
@@ -81,7 +81,7 @@ class MemoryChanging(VersionWriting):
             MemoryNotFound: No such memory or version, or not the viewer's.
             MemoryReadOnly: It was declared read-only.
         """
-        statement = Statement(reason or f"rolled back to version {version}", actor, self._clock())
+        statement = ChangeOrigin(reason or f"rolled back to version {version}", actor, self._clock())
         with self._changing(memory_id, viewer) as (connection, row):
             old = connection.execute(
                 "SELECT * FROM old_versions WHERE memory_id = ? AND version = ?", (memory_id, version)
@@ -119,7 +119,7 @@ class MemoryChanging(VersionWriting):
     def _set_state(
         self, memory_id: str, viewer: Viewer, state: MemoryState, reason: str, actor: str
     ) -> StoredMemory:
-        statement = Statement(reason, actor, self._clock())
+        statement = ChangeOrigin(reason, actor, self._clock())
         with self._changing(memory_id, viewer) as (connection, row):
             if row["state"] != state:
                 memory = with_status_tag(self._memory_of(row), state)

@@ -11,7 +11,7 @@ from salience_memory.records import Memory, MemoryState, MemoryType, StoredMemor
 from salience_memory.store.bodies import complete_tags, encode_body
 from salience_memory.store.reading import has_expired
 from salience_memory.store.versioning import (
-    Statement,
+    ChangeOrigin,
     VersionWriting,
     find_tombstone,
     refuse_outdated,
@@ -72,7 +72,7 @@ class MemoryDeclaring(VersionWriting):
         """
         checked = self._checked_vectors([memory.memory_id for memory in memories], vectors, fingerprint)
         durable = any(memory.type is MemoryType.CONSTRAINT for memory in memories)
-        statement = Statement(reason, actor, self._clock(), stated_ns)
+        statement = ChangeOrigin(reason, actor, self._clock(), stated_ns)
         with self._database.writing(durable=durable) as connection:
             changed: dict[str, Memory] = {}
             ids = [
@@ -89,7 +89,7 @@ class MemoryDeclaring(VersionWriting):
         self,
         connection: sqlite3.Connection,
         declared: Memory,
-        statement: Statement,
+        statement: ChangeOrigin,
         supersede: bool,
         changed: dict[str, Memory],
     ) -> str:
@@ -121,7 +121,7 @@ class MemoryDeclaring(VersionWriting):
         return memory_id
 
     def _rivals(
-        self, connection: sqlite3.Connection, memory: Memory, statement: Statement
+        self, connection: sqlite3.Connection, memory: Memory, statement: ChangeOrigin
     ) -> list[sqlite3.Row]:
         """Live rows of the memory's owner, type and key, the one verified last first."""
         if memory.key is None or memory.scope is None or memory.type is MemoryType.CONSTRAINT:
@@ -131,10 +131,16 @@ class MemoryDeclaring(VersionWriting):
         return [row for row in rows if not has_expired(row, statement.now_ns)]
 
     def _retire(
-        self, connection: sqlite3.Connection, rivals: Sequence[sqlite3.Row], winner: str, statement: Statement
+        self,
+        connection: sqlite3.Connection,
+        rivals: Sequence[sqlite3.Row],
+        winner: str,
+        statement: ChangeOrigin,
     ) -> list[str]:
         """Archive what else is live of the key, so that one memory remains; returns what was archived."""
-        because = Statement(f"superseded by {winner}", statement.actor, statement.now_ns, statement.stated_ns)
+        because = ChangeOrigin(
+            f"superseded by {winner}", statement.actor, statement.now_ns, statement.stated_ns
+        )
         losers = [rival for rival in rivals if rival["memory_id"] != winner]
         for loser in losers:
             refuse_read_only(self._memory_of(loser))
@@ -156,7 +162,7 @@ def _find_twin(connection: sqlite3.Connection, memory: Memory) -> sqlite3.Row | 
 
 
 def _may_replace(
-    row: sqlite3.Row, memory: Memory, statement: Statement, rivals: Sequence[sqlite3.Row]
+    row: sqlite3.Row, memory: Memory, statement: ChangeOrigin, rivals: Sequence[sqlite3.Row]
 ) -> bool:
     """Whether a row may come to say what is declared under its id: it says so, is dead, or is superseded."""
     owner = (memory.scope, memory.user_id, memory.session_id)

@@ -13,8 +13,8 @@ from salience_memory.store.declaring import MemoryDeclaring
 from salience_memory.store.episodes import EpisodeLog
 from salience_memory.store.events import AuditLog
 from salience_memory.store.forgetting import MemoryForgetting
+from salience_memory.store.hot_rows import HotRows
 from salience_memory.store.restoring import MemoryRestoring
-from salience_memory.store.row_cache import RowCache
 from salience_memory.store.row_checks import RowChecks
 from salience_memory.store.store_part import CheckRule, Decay
 from salience_memory.store.tasks import TaskStates
@@ -73,7 +73,7 @@ class MemoryStore(
             StoreBusy: Another process keeps it locked.
             StoreUnavailable: It cannot be opened or created.
         """
-        cache = RowCache(cache_bytes)
+        cache = HotRows(cache_bytes)
         database = Database(Path(path), busy_timeout_s=busy_timeout_s, on_rollback=cache.clear)
         super().__init__(database, clock=clock, cache=cache, check_rule=check_rule, decay=decay)
 

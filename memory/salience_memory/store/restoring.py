@@ -11,7 +11,7 @@ from salience_memory.records import Memory, MemoryState
 from salience_memory.scopes import Viewer
 from salience_memory.store.bodies import decode_body, encode_body
 from salience_memory.store.store_part import can_see
-from salience_memory.store.versioning import Statement, VersionWriting
+from salience_memory.store.versioning import ChangeOrigin, VersionWriting
 
 __all__ = ["ImportReport", "MemoryRecord", "MemoryRestoring", "RecordedVersion"]
 
@@ -156,7 +156,7 @@ class MemoryRestoring(VersionWriting):
         for step in steps:
             if step.memory.content != content:
                 content, content_version = step.memory.content, step.version
-            statement = Statement(step.reason, step.actor, step.updated_ns)
+            statement = ChangeOrigin(step.reason, step.actor, step.updated_ns)
             columns = self._columns(step.memory, step.state, step.version, content_version, statement)
             columns |= {"created_ns": record.created_ns, "used_ns": None}
             columns |= {"updated_ns": step.updated_ns, "verified_ns": step.verified_ns}

@@ -10,14 +10,14 @@ from salience_memory.records import Memory
 from salience_memory.store.bodies import decode_body
 from salience_memory.store.store_part import StorePart
 
-__all__ = ["Finding", "RowChecks"]
+__all__ = ["RowChecks", "StoreFault"]
 
 _ALIKE_AT = 10
 """From so many memories on, weights that are all alike are no chance."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StoreFault:
     """One thing that is not as it should be."""
 
     kind: str
@@ -55,74 +55,76 @@ _COLUMNS = ("type", "scope", "user_id", "session_id", "key", "pinned", "valid_un
 class RowChecks(StorePart):
     """The doctor's questions to the file."""
 
-    def find_faults(self) -> list[Finding]:
+    def find_faults(self) -> list[StoreFault]:
         """Everything wrong with the file; reads all of it and changes nothing."""
         with self._database.reading() as connection:
             damage = [text for (text,) in connection.execute("PRAGMA integrity_check(20)") if text != "ok"]
             if damage:
-                return [Finding("damaged_file", str(self._database.path), text, False) for text in damage]
+                return [StoreFault("damaged_file", str(self._database.path), text, False) for text in damage]
             return [
-                *_row_findings(connection),
+                *_row_faults(connection),
                 *_leftovers(connection),
                 *_alike_weights(connection),
             ]
 
-    def mend(self) -> list[Finding]:
+    def mend(self) -> list[StoreFault]:
         """Mend what `find_faults` calls mendable, in one transaction; returns what was mended.
 
         Rows are the truth: columns are set from bodies, leftovers deleted, torn vectors dropped so that they
         are computed anew. A row that holds no valid memory is left for `rollback`, `forget` or a snapshot.
         """
         with self._database.writing(durable=True) as connection:
-            found = [finding for finding in self.find_faults() if finding.can_mend]
-            for finding in found:
-                _MENDERS[finding.kind](connection, finding)
+            found = [fault for fault in self.find_faults() if fault.can_mend]
+            for fault in found:
+                _MENDERS[fault.kind](connection, fault)
             self._cache.clear()
         return found
 
 
-def _row_findings(connection: sqlite3.Connection) -> list[Finding]:
-    found: list[Finding] = []
+def _row_faults(connection: sqlite3.Connection) -> list[StoreFault]:
+    found: list[StoreFault] = []
     for row in connection.execute("SELECT * FROM memories ORDER BY seq"):
         memory_id: str = row["memory_id"]
         try:
             memory = decode_body(row["body"], memory_id)
         except StoreCorrupt as error:
-            found.append(Finding("invalid_row", memory_id, str(error), False))
+            found.append(StoreFault("invalid_row", memory_id, str(error), False))
             continue
         wrong = [name for name, value in _fields(memory).items() if row[name] != value]
         if wrong:
             message = f"the columns {', '.join(wrong)} must say what the body says"
-            found.append(Finding("column", memory_id, message, True))
+            found.append(StoreFault("column", memory_id, message, True))
     for row in connection.execute("SELECT memory_id, version, body FROM old_versions ORDER BY memory_id"):
         try:
             decode_body(row["body"], row["memory_id"])
         except StoreCorrupt as error:
             message = f"version {row['version']}: {error}"
-            found.append(Finding("invalid_row", row["memory_id"], message, False))
+            found.append(StoreFault("invalid_row", row["memory_id"], message, False))
     return found
 
 
-def _leftovers(connection: sqlite3.Connection) -> list[Finding]:
-    found: list[Finding] = []
+def _leftovers(connection: sqlite3.Connection) -> list[StoreFault]:
+    found: list[StoreFault] = []
     for index, (table, where) in enumerate(_ORPHANS):
         (count,) = connection.execute(f"SELECT COUNT(*) FROM {table} WHERE {where}").fetchone()
         if count:
-            found.append(Finding("orphan", str(index), f"{count} rows of {table} belong to nothing", True))
+            found.append(StoreFault("orphan", str(index), f"{count} rows of {table} belong to nothing", True))
     for row in connection.execute(_TORN):
         found.append(
-            Finding("torn_vector", row["memory_id"], "the vector has another size than its embedding", True)
+            StoreFault(
+                "torn_vector", row["memory_id"], "the vector has another size than its embedding", True
+            )
         )
     for (memory_id,) in connection.execute(_BURIED_ALIVE):
-        found.append(Finding("tombstone", memory_id, "is both stored and marked as forgotten", True))
+        found.append(StoreFault("tombstone", memory_id, "is both stored and marked as forgotten", True))
     (highest,) = connection.execute(_HIGHEST).fetchone()
     (counter,) = connection.execute("SELECT value FROM counters WHERE name = 'seq'").fetchone()
     if counter < highest:
-        found.append(Finding("counter", "seq", f"must be at least {highest}, got {counter}", True))
+        found.append(StoreFault("counter", "seq", f"must be at least {highest}, got {counter}", True))
     return found
 
 
-def _alike_weights(connection: sqlite3.Connection) -> list[Finding]:
+def _alike_weights(connection: sqlite3.Connection) -> list[StoreFault]:
     """Weights that are all alike tell the model nothing about what matters more."""
     query = (
         "SELECT COUNT(*), COUNT(DISTINCT json_extract(body, '$.semantic_weight')), "
@@ -132,42 +134,42 @@ def _alike_weights(connection: sqlite3.Connection) -> list[Finding]:
     if count < _ALIKE_AT or distinct != 1:
         return []
     message = f"all {count} memories have the semantic weight {weight}: none stands out"
-    return [Finding("alike_weights", "semantic_weight", message, False)]
+    return [StoreFault("alike_weights", "semantic_weight", message, False)]
 
 
 def _fields(memory: Memory) -> dict[str, object]:
     return {name: getattr(memory, name) for name in _COLUMNS}
 
 
-def _mend_columns(connection: sqlite3.Connection, finding: Finding) -> None:
+def _mend_columns(connection: sqlite3.Connection, fault: StoreFault) -> None:
     query = "SELECT body FROM memories WHERE memory_id = ?"
-    (body,) = connection.execute(query, (finding.subject,)).fetchone()
+    (body,) = connection.execute(query, (fault.subject,)).fetchone()
     fields = {name: json.loads(body)[name] for name in _COLUMNS}
     assignments = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
     connection.execute(
         f"UPDATE memories SET {assignments} WHERE memory_id = :memory_id",
-        fields | {"memory_id": finding.subject},
+        fields | {"memory_id": fault.subject},
     )
 
 
-def _delete_orphans(connection: sqlite3.Connection, finding: Finding) -> None:
-    table, where = _ORPHANS[int(finding.subject)]
+def _delete_orphans(connection: sqlite3.Connection, fault: StoreFault) -> None:
+    table, where = _ORPHANS[int(fault.subject)]
     connection.execute(f"DELETE FROM {table} WHERE {where}")
 
 
-def _drop_torn(connection: sqlite3.Connection, finding: Finding) -> None:
+def _drop_torn(connection: sqlite3.Connection, fault: StoreFault) -> None:
     connection.execute(f"DELETE FROM vectors WHERE rowid IN (SELECT vector_row FROM ({_TORN}))")
 
 
-def _lift_tombstone(connection: sqlite3.Connection, finding: Finding) -> None:
-    connection.execute("DELETE FROM tombstones WHERE memory_id = ?", (finding.subject,))
+def _lift_tombstone(connection: sqlite3.Connection, fault: StoreFault) -> None:
+    connection.execute("DELETE FROM tombstones WHERE memory_id = ?", (fault.subject,))
 
 
-def _raise_counter(connection: sqlite3.Connection, finding: Finding) -> None:
+def _raise_counter(connection: sqlite3.Connection, fault: StoreFault) -> None:
     connection.execute(f"UPDATE counters SET value = ({_HIGHEST}) WHERE name = 'seq'")
 
 
-_MENDERS: dict[str, Callable[[sqlite3.Connection, Finding], None]] = {
+_MENDERS: dict[str, Callable[[sqlite3.Connection, StoreFault], None]] = {
     "column": _mend_columns,
     "orphan": _delete_orphans,
     "torn_vector": _drop_torn,

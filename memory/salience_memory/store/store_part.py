@@ -14,8 +14,8 @@ from salience_memory.records import Memory, MemoryState, StoredMemory
 from salience_memory.scopes import Scope, Viewer
 from salience_memory.store.bodies import decode_body
 from salience_memory.store.database import Database
+from salience_memory.store.hot_rows import HotRows
 from salience_memory.store.results import MemoryVersion
-from salience_memory.store.row_cache import RowCache
 
 __all__ = ["CheckRule", "Decay", "Owner", "StorePart", "can_see", "chunks", "owners_of", "placeholders"]
 
@@ -43,7 +43,7 @@ class StorePart:
         database: Database,
         *,
         clock: Clock,
-        cache: RowCache,
+        cache: HotRows,
         check_rule: CheckRule | None,
         decay: Decay | None,
     ) -> None:

@@ -8,7 +8,7 @@ from salience_memory.records import Memory, MemoryState
 from salience_memory.store.bodies import encode_body, with_status_tag
 from salience_memory.store.vector_rows import VectorRows
 
-__all__ = ["Statement", "VersionWriting", "find_tombstone", "refuse_outdated", "refuse_read_only"]
+__all__ = ["ChangeOrigin", "VersionWriting", "find_tombstone", "refuse_outdated", "refuse_read_only"]
 
 _INSERT = """
 INSERT INTO memories VALUES (
@@ -40,7 +40,7 @@ WHERE memory_id = :memory_id
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class ChangeOrigin:
     """How and when something came to be said. `stated_ns` None: now, not by a writer that comes late."""
 
     reason: str
@@ -61,7 +61,7 @@ class VersionWriting(VectorRows):
         assert row is not None  # written or found in this very transaction
         return row
 
-    def _insert(self, connection: sqlite3.Connection, memory: Memory, statement: Statement) -> None:
+    def _insert(self, connection: sqlite3.Connection, memory: Memory, statement: ChangeOrigin) -> None:
         """The first version; of an id that was forgotten, the one after its last.
 
         Counting on keeps what was computed from the forgotten one (a vector, an index entry) from fitting.
@@ -85,7 +85,7 @@ class VersionWriting(VectorRows):
         connection: sqlite3.Connection,
         row: sqlite3.Row,
         memory: Memory,
-        statement: Statement,
+        statement: ChangeOrigin,
         state: MemoryState = MemoryState.ACTIVE,
         *,
         confirms: bool = False,
@@ -108,12 +108,12 @@ class VersionWriting(VectorRows):
         if has_new_content:
             connection.execute("DELETE FROM vectors WHERE memory_id = ?", (memory.memory_id,))
 
-    def _archive(self, connection: sqlite3.Connection, row: sqlite3.Row, statement: Statement) -> None:
+    def _archive(self, connection: sqlite3.Connection, row: sqlite3.Row, statement: ChangeOrigin) -> None:
         memory = with_status_tag(self._memory_of(row), MemoryState.ARCHIVED)
         self._replace(connection, row, memory, statement, MemoryState.ARCHIVED)
 
     def _columns(
-        self, memory: Memory, state: MemoryState, version: int, content_version: int, statement: Statement
+        self, memory: Memory, state: MemoryState, version: int, content_version: int, statement: ChangeOrigin
     ) -> dict[str, object]:
         assert memory.scope is not None  # refused before
         return {
@@ -150,7 +150,7 @@ def refuse_read_only(memory: Memory) -> None:
         raise MemoryReadOnly(f"memory {memory.memory_id!r} is read-only: it can be forgotten, not changed")
 
 
-def refuse_outdated(row: sqlite3.Row, statement: Statement) -> None:
+def refuse_outdated(row: sqlite3.Row, statement: ChangeOrigin) -> None:
     """Keep a late statement from replacing what was stated or confirmed after it."""
     if statement.stated_ns is not None and statement.stated_ns < row["verified_ns"]:
         raise StatementOutdated(
@@ -160,7 +160,7 @@ def refuse_outdated(row: sqlite3.Row, statement: Statement) -> None:
 
 
 def find_tombstone(
-    connection: sqlite3.Connection, memory_id: str, statement: Statement
+    connection: sqlite3.Connection, memory_id: str, statement: ChangeOrigin
 ) -> sqlite3.Row | None:
     """The grave of an id, if a statement may be stored over it."""
     grave = connection.execute("SELECT * FROM tombstones WHERE memory_id = ?", (memory_id,)).fetchone()

@@ -12,12 +12,12 @@ from salience.context import (
     CompactionMethod,
     EventRule,
     LayerShares,
-    Turn,
+    Utterance,
     compact_history,
     extract_events,
     load_template,
 )
-from salience_memory.registrar.turns import Role
+from salience_memory.registrar.utterances import Role
 
 RULES = load_template("customer_service").events
 
@@ -28,7 +28,7 @@ def count_words(text: str) -> int:
 
 def talk(*exchanges: tuple[str, str]) -> CompactedHistory:
     turns = [
-        Turn(role=role, text=text)
+        Utterance(role=role, text=text)
         for pair in exchanges
         for role, text in zip((Role.USER, Role.ASSISTANT), pair, strict=True)
     ]

@@ -1,6 +1,6 @@
 import pytest
 
-from salience_memory import MemoryStore, Registrar, Turn, Viewer
+from salience_memory import MemoryStore, Registrar, Utterance, Viewer
 from salience_memory.clock import DAY_NS
 
 ANN = Viewer(user_id="ann", session_id="s1")
@@ -37,6 +37,6 @@ def say(store, clock):
     def observe(text, *turns, viewer=ANN, registrar=None, number=None, **options):
         clock.advance()
         registrar = registrar or Registrar(store, clock=clock)
-        return registrar.observe(Turn(role="user", text=text, number=number), viewer, turns, **options)
+        return registrar.observe(Utterance(role="user", text=text, number=number), viewer, turns, **options)
 
     return observe

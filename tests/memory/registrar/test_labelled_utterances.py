@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from salience_memory.registrar import Turn, read_utterance, shipped_rule_packs
+from salience_memory.registrar import Utterance, read_utterance, shipped_noticing_packs
 from salience_memory.registrar.patterns import make_finder, read_grams, required_grams
 
 
@@ -69,8 +69,8 @@ def predict(entry):
     turns = []
     for line in entry.get("turns", ()):
         role, _, text = line.partition(": ")
-        turns.append(Turn(role=role, text=text))
-    reading = read_utterance(entry["text"], shipped_rule_packs(), turns)
+        turns.append(Utterance(role=role, text=text))
+    reading = read_utterance(entry["text"], shipped_noticing_packs(), turns)
     return {trigger.value for trigger in reading.triggers} | ({"clarify"} if reading.must_ask else set())
 
 
@@ -119,7 +119,7 @@ def test_the_set_is_large_balanced_and_a_third_of_it_held_out():
 
 
 def test_grams_rule_out_no_pattern_that_matches():
-    rules = [rule for pack in shipped_rule_packs() for rule in pack.rules]
+    rules = [rule for pack in shipped_noticing_packs() for rule in pack.rules]
     matches = 0
     for text in (entry["text"] for split in EVERY_SPLIT for entry, _ in items(split)):
         grams = read_grams(text)

@@ -5,14 +5,14 @@ from salience_memory import (
     Episode,
     Memory,
     MemoryType,
+    NoticingPack,
     Provenance,
     Registrar,
-    RulePack,
     Scope,
-    Turn,
+    Utterance,
     Verification,
     Viewer,
-    shipped_rule_packs,
+    shipped_noticing_packs,
 )
 from salience_memory.clock import DAY_NS
 from salience_memory.registrar import SUSPICIOUS_TAG, ConflictFilter, OutcomeKind, Trigger, strip_known
@@ -24,7 +24,7 @@ CLARIFY, IGNORED = OutcomeKind.CLARIFY, OutcomeKind.IGNORED
 
 
 def answer(text, *memories):
-    return Turn(role="assistant", text=text, memory_ids=tuple(memory.memory_id for memory in memories))
+    return Utterance(role="assistant", text=text, memory_ids=tuple(memory.memory_id for memory in memories))
 
 
 def live(store, **filters):
@@ -207,7 +207,7 @@ def test_nobody_corrects_a_memory_that_is_everybodys(say, store):
 
 def test_an_earlier_statement_never_overwrites_a_later_one(say, store, clock):
     say("I work at Bosch.")
-    late = Turn(role="user", text="I work at Siemens.", ns=clock.ns - 10**9)
+    late = Utterance(role="user", text="I work at Siemens.", ns=clock.ns - 10**9)
     (outcome,) = Registrar(store, clock=clock).observe(late, ANN)
     assert (outcome.kind, outcome.reason) == (IGNORED, "what is known was said later")
     assert live(store) == ["The user works at Bosch."]
@@ -218,17 +218,17 @@ def test_a_forgotten_fact_does_not_return_from_a_late_turn(say, store, clock):
     said_ns = clock.ns
     clock.advance()
     store.forget(memory.memory_id, ANN)
-    late = Turn(role="user", text="I work at Bosch.", ns=said_ns)
+    late = Utterance(role="user", text="I work at Bosch.", ns=said_ns)
     assert Registrar(store, clock=clock).observe(late, ANN)[0].kind is IGNORED
     assert store.count() == 0
     assert say("I work at Bosch.")[0].kind is DECLARED
 
 
 def test_a_word_is_explained_by_the_one_thing_the_last_turns_name(say):
-    turns = [Turn(role="user", text="I tried the Malbec yesterday."), answer("How was it?")]
+    turns = [Utterance(role="user", text="I tried the Malbec yesterday."), answer("How was it?")]
     (outcome,) = say("I don't like it.", *turns)
     assert (outcome.kind, outcome.memory.content) == (DECLARED, "The user dislikes Malbec.")
-    (outcome,) = say("我讨厌这个。", Turn(role="user", text="昨天看了《流浪地球》。"))
+    (outcome,) = say("我讨厌这个。", Utterance(role="user", text="昨天看了《流浪地球》。"))
     assert outcome.memory.content == "用户不喜欢流浪地球。"
 
 
@@ -241,13 +241,13 @@ def test_a_word_is_explained_by_the_one_thing_the_last_turns_name(say):
     ],
 )
 def test_a_word_that_may_mean_nothing_or_several_things_is_asked_about(say, store, before):
-    (outcome,) = say("I don't like it.", *(Turn(role="assistant", text=text) for text in before))
+    (outcome,) = say("I don't like it.", *(Utterance(role="assistant", text=text) for text in before))
     assert (outcome.kind, outcome.question) == (CLARIFY, "What do you mean by “it”?")
     assert store.count() == 0
 
 
 def test_a_person_is_never_guessed(say):
-    turn = Turn(role="user", text="Yesterday I met Anna.")
+    turn = Utterance(role="user", text="Yesterday I met Anna.")
     assert say("I can't stand her.", turn)[0].kind is CLARIFY
 
 
@@ -341,7 +341,7 @@ def test_recalled_memories_and_prompts_are_not_taken_for_statements(say, store):
 
 @pytest.mark.parametrize("role", ["assistant", "system", "tool"])
 def test_only_users_are_read(store, clock, role):
-    assert Registrar(store, clock=clock).observe(Turn(role=role, text="I like tea."), ANN) == []
+    assert Registrar(store, clock=clock).observe(Utterance(role=role, text="I like tea."), ANN) == []
     assert store.count() == 0
 
 
@@ -387,12 +387,12 @@ def test_a_read_only_memory_stays(say, store):
 
 def employer_rule(conflict):
     """The English pack with another conflict filter on the employer."""
-    pack = shipped_rule_packs()[0]
+    pack = shipped_noticing_packs()[0]
     rules = [
         rule.model_copy(update={"conflict": conflict}) if rule.name == "employer" else rule
         for rule in pack.rules
     ]
-    return RulePack.model_validate(pack.model_dump() | {"rules": [rule.model_dump() for rule in rules]})
+    return NoticingPack.model_validate(pack.model_dump() | {"rules": [rule.model_dump() for rule in rules]})
 
 
 def test_a_rule_may_keep_both_values(say, store, clock):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from salience_memory import MemoryStore, Registrar, RegistrarQueue, Turn, VersionConflict, Viewer
+from salience_memory import MemoryStore, Registrar, RegistrarQueue, Utterance, VersionConflict, Viewer
 
 from .conftest import ANN
 
@@ -31,7 +31,7 @@ class Broken:
 
 
 def user(text, ns=None):
-    return Turn(role="user", text=text, ns=ns)
+    return Utterance(role="user", text=text, ns=ns)
 
 
 def contents(store, viewer=ANN):
@@ -73,8 +73,8 @@ def test_a_crash_loses_nothing_acknowledged(tmp_path, clock):
         broken = RegistrarQueue(Broken(), store, clock=clock)
         for viewer in names:
             clock.advance()
-            broken.submit(Turn(role="user", text="I tried the Malbec."), viewer)
-            broken.submit(Turn(role="assistant", text="And?"), viewer)
+            broken.submit(Utterance(role="user", text="I tried the Malbec."), viewer)
+            broken.submit(Utterance(role="assistant", text="And?"), viewer)
             future = broken.submit(user("I don't like it."), viewer)
             with pytest.raises(RuntimeError, match="the model is gone"):
                 future.result(20)
@@ -91,7 +91,7 @@ def test_a_crash_loses_nothing_acknowledged(tmp_path, clock):
 
 KILLED = """
 import os, signal, sys, threading
-from salience_memory import MemoryStore, RegistrarQueue, Turn, Viewer
+from salience_memory import MemoryStore, RegistrarQueue, Utterance, Viewer
 
 class Stuck:
     def observe(self, *arguments, **options):
@@ -100,7 +100,8 @@ class Stuck:
 store = MemoryStore(sys.argv[1], clock=lambda: 1_700_000_000_000_000_000)
 queue = RegistrarQueue(Stuck(), store, clock=lambda: 1_700_000_000_000_000_000)
 for number in range(5):
-    queue.submit(Turn(role="user", text=f"I like dish {number}."), Viewer(user_id="ann", session_id="s1"))
+    said = Utterance(role="user", text=f"I like dish {number}.")
+    queue.submit(said, Viewer(user_id="ann", session_id="s1"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -1,13 +1,13 @@
 import pytest
 import yaml
 
-from salience_memory import RulePackInvalid
+from salience_memory import NoticingPackInvalid
 from salience_memory.registrar import (
-    Turn,
-    load_rule_pack,
-    parse_rule_pack,
+    Utterance,
+    load_noticing_pack,
+    parse_noticing_pack,
     read_utterance,
-    shipped_rule_packs,
+    shipped_noticing_packs,
 )
 from salience_memory.registrar.patterns import (
     MAX_PATHS,
@@ -47,7 +47,7 @@ PACK = {
 
 
 def parse(**changes):
-    return parse_rule_pack(yaml.safe_dump(PACK | changes, allow_unicode=True), "mine.yaml")
+    return parse_noticing_pack(yaml.safe_dump(PACK | changes, allow_unicode=True), "mine.yaml")
 
 
 def with_rule(**changes):
@@ -57,7 +57,7 @@ def with_rule(**changes):
 def test_a_pack_of_ones_own_reads_utterances(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(PACK), encoding="utf-8")
-    (found,) = read_utterance("Please paint it Sky.", [load_rule_pack(path)]).findings
+    (found,) = read_utterance("Please paint it Sky.", [load_noticing_pack(path)]).findings
     assert (found.key, found.result, found.content) == ("colour.sky", "Sky", "The user wants Sky.")
 
 
@@ -91,7 +91,7 @@ def test_a_pack_of_ones_own_reads_utterances(tmp_path):
     ],
 )
 def test_a_bad_rule_is_refused_with_its_name_and_field(changes, message):
-    with pytest.raises(RulePackInvalid, match=message):
+    with pytest.raises(NoticingPackInvalid, match=message):
         with_rule(**changes)
 
 
@@ -109,14 +109,14 @@ def test_a_bad_rule_is_refused_with_its_name_and_field(changes, message):
     ],
 )
 def test_a_bad_pack_is_refused(changes, message):
-    with pytest.raises(RulePackInvalid, match=message):
+    with pytest.raises(NoticingPackInvalid, match=message):
         parse(**changes)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- x", "", "!!python/object/apply:os.getcwd []"])
 def test_what_is_no_pack_is_refused(text):
-    with pytest.raises(RulePackInvalid, match=r"mine\.yaml"):
-        parse_rule_pack(text, "mine.yaml")
+    with pytest.raises(NoticingPackInvalid, match=r"mine\.yaml"):
+        parse_noticing_pack(text, "mine.yaml")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_ways_are_counted(pattern, paths):
 
 
 def test_the_shipped_packs_are_valid_safe_and_of_both_languages():
-    packs = shipped_rule_packs()
+    packs = shipped_noticing_packs()
     assert [pack.language for pack in packs] == ["en", "zh"]
     assert all(count_paths(rule.pattern) <= MAX_PATHS for pack in packs for rule in pack.rules)
     triggers = [{rule.trigger.value for rule in pack.rules} for pack in packs]
@@ -189,7 +189,7 @@ def test_what_was_captured_is_never_a_template():
     ],
 )
 def test_filters_keep_what_the_speaker_states(text, keys):
-    assert [found.key for found in read_utterance(text, shipped_rule_packs()).findings] == keys
+    assert [found.key for found in read_utterance(text, shipped_noticing_packs()).findings] == keys
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_filters_keep_what_the_speaker_states(text, keys):
     [("You like coffee.", True), ("Do you like coffee?", False), ("您喜欢咖啡吗？", False), (None, False)],
 )
 def test_a_weak_no_corrects_a_statement_and_answers_a_question(before, is_correction):
-    turns = [] if before is None else [Turn(role="assistant", text=before)]
-    reading = read_utterance("No, I prefer tea.", shipped_rule_packs(), turns)
+    turns = [] if before is None else [Utterance(role="assistant", text=before)]
+    reading = read_utterance("No, I prefer tea.", shipped_noticing_packs(), turns)
     assert (reading.correction is not None) is is_correction
     assert [found.key for found in reading.findings] == ["preference.tea"]

@@ -4,13 +4,13 @@ from collections import OrderedDict
 
 from salience_memory.records import Memory
 
-__all__ = ["RowCache"]
+__all__ = ["HotRows"]
 
 _OVERHEAD_BYTES = 2_000
 """What one parsed memory costs beside its text: its objects, its entry, its key."""
 
 
-class RowCache:
+class HotRows:
     """Memories by id and version. A version never changes, so an entry is right or, once superseded, unused.
 
     The store asks its rows for the current version at every read: a change by another process is never

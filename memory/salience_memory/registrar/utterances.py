@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from salience_memory.normalisation import is_same_text, normalise
 
-__all__ = ["MAX_SENTENCE_CHARS", "Role", "Turn", "split_sentences", "strip_known"]
+__all__ = ["MAX_SENTENCE_CHARS", "Role", "Utterance", "split_sentences", "strip_known"]
 
 MAX_SENTENCE_CHARS = 300
 """Rules read sentences up to this length; longer ones are pasted text, not something said about oneself."""
@@ -33,7 +33,7 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
-class Turn(BaseModel):
+class Utterance(BaseModel):
     """One message."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
