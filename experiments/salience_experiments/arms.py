@@ -13,7 +13,6 @@ from salience_experiments.prompt_edits import PROMPT_RULE, PromptEdit, resolve_p
 from salience_experiments.tasks.base import Item, Layout, plain_layout
 from salience_models import (
     BiasPlan,
-    BlockSpan,
     LanguageModel,
     Phase,
     QueryScope,
@@ -67,7 +66,7 @@ class Arm:
         self, spans: tuple[TokenSpan, ...], weights: Mapping[str, float], n_layers: int, question_start: int
     ) -> BiasPlan:
         """The plan for the blocks' token spans; a span that asks for nothing is measured all the same."""
-        neutral = tuple(BlockSpan(name=s.name, start=s.start, end=s.end) for s in spans)
+        neutral = tuple(TokenSpan(name=s.name, start=s.start, end=s.end) for s in spans)
         return BiasPlan(spans=neutral, question_start=question_start)
 
     def constraint(self, lm: LanguageModel, item: Item) -> TokenConstraint | None:
@@ -163,7 +162,7 @@ def build_arm(name: str, params: Mapping[str, Any]) -> Arm:
             return _without_params(name, params, _PLAIN_ARMS[name]())
         if name in list(PromptEdit):
             return _without_params(name, params, EditArm(name))
-        if name in list(SteeringMethod):
+        if name in list(SteeringMethod)[1:]:
             return SteeringArm(method=SteeringMethod(name), **params)
         if ":" in name:
             return _imported(name)(**params)

@@ -1,7 +1,7 @@
 """`Harness`: a model, some memories and a question to an answer and a receipt."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from salience.config import load_settings
@@ -242,6 +242,6 @@ class Harness:
 def _move_plan(plan: BiasPlan, prompt: EncodedPrompt) -> BiasPlan:
     """The plan for a prompt that shows fewer of its blocks: each asks for what it asked for before."""
     *blocks, asked = prompt.spans
-    before = {span.name: span.model_dump() for span in plan.spans}
+    before = {span.name: asdict(span) for span in plan.spans}
     spans = [before[block.name] | {"start": block.start, "end": block.end} for block in blocks]
     return BiasPlan.model_validate(plan.model_dump() | {"spans": spans, "question_start": asked.start})

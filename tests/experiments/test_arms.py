@@ -32,7 +32,7 @@ def test_a_prompt_edit_lays_out_by_weight_and_steers_nothing(edit: str):
     assert not arm.plan(SPANS, WEIGHTS, 4, 10).is_steering
 
 
-@pytest.mark.parametrize("method", list(SteeringMethod))
+@pytest.mark.parametrize("method", list(SteeringMethod)[1:])
 def test_a_steering_arm_compiles_the_harness_plan_and_edits_nothing(method: str):
     params = {"query_scope": "all", "depth": (0.0, 1.0), "strength": 2.0, "share": 0.3}
     arm = build_arm(method, params)

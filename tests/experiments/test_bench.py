@@ -26,7 +26,7 @@ from salience_experiments.task_factory import build_task
 from salience_experiments.trial_batches import PreparedTrial
 from salience_experiments.weight_sources import WeightSource
 from salience_memory import TextRecall
-from salience_models import BiasPlan, BlockSpan, LanguageModel, Request, answer_with_draft, score
+from salience_models import BiasPlan, LanguageModel, Request, TokenSpan, answer_with_draft, score
 
 TINY = Shape("4 heads on 2, width 16", 4, 2, 16)
 
@@ -198,7 +198,7 @@ def make_trial(plan, draft, length=60):
 
 PLANS = {
     "none": BiasPlan(),
-    "biased": BiasPlan(spans=(BlockSpan(name="b", start=10, end=30, bias_nats=3.0),), question_start=40),
+    "biased": BiasPlan(spans=(TokenSpan(name="b", start=10, end=30, bias_nats=3.0),), question_start=40),
 }
 
 

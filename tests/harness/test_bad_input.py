@@ -8,7 +8,7 @@ import pytest
 from salience import Memory
 from salience.cli import main
 from salience_models import BiasPlan, TextSpan
-from salience_models.steering.bias_plan import BlockSpan
+from salience_models.steering.bias_plan import TokenSpan
 from salience_models.text.messages import sort_spans
 
 
@@ -175,7 +175,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 def test_overlapping_blocks_are_refused_by_name():
     with pytest.raises(ValueError, match=r"spans must not overlap, got 'a' \[0, 4\) and 'b' \[3, 6\)"):
         sort_spans([TextSpan("b", 3, 6), TextSpan("a", 0, 4)], 10)
-    spans = (BlockSpan(name="a", start=0, end=4), BlockSpan(name="b", start=3, end=6))
+    spans = (TokenSpan(name="a", start=0, end=4), TokenSpan(name="b", start=3, end=6))
     with pytest.raises(
         ValueError, match=r"must be in order and not overlap, got 'a' \[0, 4\) and 'b' \[3, 6\)"
     ):

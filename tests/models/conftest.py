@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from salience_models.decoding.decode_state import Request
 from salience_models.language_model import LanguageModel
-from salience_models.steering.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod
+from salience_models.steering.bias_plan import BiasPlan, Phase, QueryScope, SteeringMethod, TokenSpan
 from salience_models.weights.architecture import attention_modules
 from salience_models.weights.loader import load_model
 
@@ -91,9 +91,9 @@ def plan_of() -> Callable[..., BiasPlan]:
 
     def build(method: SteeringMethod | str = SteeringMethod.LOGIT_BIAS, **changes: Any) -> BiasPlan:
         spans = (
-            BlockSpan(name="a", start=5, end=12, bias_nats=1.5, share=0.3),
-            BlockSpan(name="b", start=16, end=22, bias_nats=-1.0, share=0.15),
-            BlockSpan(name="c", start=22, end=24),
+            TokenSpan(name="a", start=5, end=12, bias_nats=1.5, share=0.3),
+            TokenSpan(name="b", start=16, end=22, bias_nats=-1.0, share=0.15),
+            TokenSpan(name="c", start=22, end=24),
         )
         return BiasPlan(**({"spans": spans, "method": method, "question_start": 25} | changes))
 

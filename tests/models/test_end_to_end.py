@@ -3,6 +3,7 @@
 The differences are printed.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from salience_models.decoding.generation import generate
 from salience_models.decoding.sampling import Sampling
 from salience_models.decoding.scoring import answer_with_draft, score
 from salience_models.language_model import LanguageModel
-from salience_models.steering.bias_plan import BiasPlan, BlockSpan, QueryScope, SteeringMethod
+from salience_models.steering.bias_plan import BiasPlan, QueryScope, SteeringMethod, TokenSpan
 from salience_models.text.prompt import TextSpan, encode_text
 
 pytestmark = pytest.mark.model
@@ -47,7 +48,7 @@ def steered_request(lm: LanguageModel, repeats: int, nats: tuple[float, ...], **
         text += "\n"
     prompt = encode_text(lm.tokenizer, text + QUESTION, spans)
     blocks = tuple(
-        BlockSpan(name=s.name, start=s.start, end=s.end, bias_nats=nats[n % len(nats)])
+        TokenSpan(name=s.name, start=s.start, end=s.end, bias_nats=nats[n % len(nats)])
         for n, s in enumerate(prompt.spans)
     )
     return Request(prompt.token_ids, BiasPlan(spans=blocks, **changes))
@@ -110,7 +111,7 @@ def test_share_control_on_smollm2_reaches_its_share_in_the_upper_half(smollm2: T
     lm = smollm2[1]
     request = steered_request(lm, 1, (0.0,))
     spans = tuple(
-        s.model_copy(update={"share": 0.2 if s.name == "fact 2" else 0.0}) for s in request.plan.spans
+        dataclasses.replace(s, share=0.2 if s.name == "fact 2" else 0.0) for s in request.plan.spans
     )
     plan = BiasPlan(
         spans=spans,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from salience_experiments.bench.measure import Timing, alternate
 from salience_experiments.bench.result import Bar, Row
-from salience_models import BiasPlan, BlockSpan, DecodeState, LanguageModel, Request
+from salience_models import BiasPlan, DecodeState, LanguageModel, Request, TokenSpan
 from salience_models.weights.loader import load_model
 
 __all__ = ["CASES", "ModelCase", "OurLoop", "StockLoop", "compare_models", "load_pair"]
@@ -166,7 +166,7 @@ def make_prompts(lengths: Sequence[int], vocab_size: int) -> list[tuple[int, ...
 
 def _plan(length: int) -> BiasPlan:
     """A bias on a block in the middle, in every layer and head and for every row that sees it."""
-    return BiasPlan(spans=(BlockSpan(name="block", start=length // 3, end=length // 2, bias_nats=BIAS_NATS),))
+    return BiasPlan(spans=(TokenSpan(name="block", start=length // 3, end=length // 2, bias_nats=BIAS_NATS),))
 
 
 def _time_phases(loop: Loop, decode_steps: int) -> dict[str, float]:

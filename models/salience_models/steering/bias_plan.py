@@ -1,7 +1,7 @@
 """What a request asks of attention: which token spans gain mass, by what rule, where and when.
 
 A `BiasPlan` is plain data: immutable, hashable, serialisable. It knows tokens, not text, and
-nothing of any model; `steering.py` compiles it for a batch.
+nothing of any model; `batch_steering.py` compiles it for a batch.
 """
 
 import hashlib
@@ -10,12 +10,16 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["BiasPlan", "BlockSpan", "Phase", "QueryScope", "SteeringMethod"]
+from salience_models.text.token_spans import TokenSpan
+
+__all__ = ["BiasPlan", "Phase", "QueryScope", "SteeringMethod", "layers_of_depth"]
 
 
 class SteeringMethod(StrEnum):
     """How a block gains attention; the maths is in the README of the kernels room."""
 
+    NONE = "none"
+    """Nothing is steered; blocks are measured all the same."""
     LOGIT_BIAS = "logit_bias"
     """Add `bias_nats` to every score of the block's keys."""
     TARGET_SHARE = "target_share"
@@ -46,30 +50,6 @@ class Phase(StrEnum):
     BOTH = "both"
 
 
-class BlockSpan(BaseModel):
-    """One block's tokens `[start, end)` of the prompt and what it asks for.
-
-    `bias_nats` counts under `logit_bias`, `share` (a fraction of attention mass, 0 = no target)
-    under the share methods. A block that asks for nothing is still measured in receipts.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    start: int = Field(ge=0)
-    end: int
-    bias_nats: float = Field(default=0.0, allow_inf_nan=False)
-    share: float = Field(default=0.0, ge=0.0, lt=1.0)
-
-    @model_validator(mode="after")
-    def _has_tokens(self) -> "BlockSpan":
-        if self.end <= self.start:
-            raise ValueError(
-                f"block {self.name!r} must hold at least one token, got [{self.start}, {self.end})"
-            )
-        return self
-
-
 class BiasPlan(BaseModel):
     """The steering of one request.
 
@@ -82,7 +62,7 @@ class BiasPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spans: tuple[BlockSpan, ...] = ()
+    spans: tuple[TokenSpan, ...] = ()
     method: SteeringMethod = SteeringMethod.LOGIT_BIAS
     layers: tuple[int, ...] | None = None
     heads: tuple[tuple[int, int], ...] | None = None
@@ -117,6 +97,8 @@ class BiasPlan(BaseModel):
     @property
     def asks(self) -> tuple[float, ...]:
         """What each span asks for: nats under `logit_bias`, a share otherwise; 0.0 = nothing."""
+        if self.method is SteeringMethod.NONE:
+            return (0.0,) * len(self.spans)
         if self.method is SteeringMethod.LOGIT_BIAS:
             return tuple(span.bias_nats for span in self.spans)
         return tuple(span.share for span in self.spans)
@@ -151,7 +133,7 @@ class BiasPlan(BaseModel):
             for span, ask in zip(self.spans, self.asks, strict=True)
         )
 
-    def _first_row(self, span: BlockSpan, prompt_length: int) -> int:
+    def _first_row(self, span: TokenSpan, prompt_length: int) -> int:
         return {
             QueryScope.ALL: 0,
             QueryScope.AFTER_BLOCK: span.end,

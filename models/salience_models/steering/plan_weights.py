@@ -1,19 +1,19 @@
-"""From semantic weights to a plan: the log-odds rule, length normalisation, and shares by odds."""
+"""From semantic weights to a plan: the log-odds rule, length normalisation, and shares of attention."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from salience_models.steering.bias_plan import (
     BiasPlan,
-    BlockSpan,
     Phase,
     QueryScope,
     SteeringMethod,
     layers_of_depth,
 )
-from salience_models.text.prompt import TokenSpan
+from salience_models.text.token_spans import TokenSpan
 
 __all__ = ["Steering", "length_normalised", "plan_from_weights", "shares_from_weights", "weight_to_bias"]
 
@@ -21,11 +21,10 @@ __all__ = ["Steering", "length_normalised", "plan_from_weights", "shares_from_we
 class Steering(BaseModel):
     """How weights steer, in terms that carry over between models (depth, not layer numbers).
 
-    `strength` multiplies the log-odds under `logit_bias`; `share` is the top block's attention
-    share under the share methods, `max_total_share` the bound on all blocks together. Defaults are
-    those that the development slices chose (`experiments/LOG.md`). They steer the prompt only: on the
-    answer's own rows (`phase` both) steering copies better word for word, but small models then repeat
-    the memory and do not stop.
+    `strength` multiplies the log-odds under `logit_bias`; under the share methods a block of weight w asks
+    for `share · (2w − 1)` of the attention, all blocks together for `max_total_share` at most. Defaults are
+    those that the development slices chose (`experiments/LOG.md`): they steer the prompt's rows alone, where
+    a wrong memory costs least.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,16 +64,13 @@ def length_normalised(bias_nats: Sequence[float], lengths: Sequence[int]) -> lis
 
 
 def shares_from_weights(weights: Sequence[float], share: float, max_total_share: float) -> list[float]:
-    """Attention shares in proportion to the blocks' odds: the top block gets `share`, neutral ones none.
+    """What each block asks for: `share · (2w − 1)`, nothing at 0.5 and below, whatever its neighbours weigh.
 
-    All shares shrink together where their sum would pass `max_total_share`.
+    A weight is an absolute claim, so a lone memory of .51 asks for a fiftieth of what one of .99 asks for.
+    Only where the sum would pass `max_total_share` do all shrink together.
     """
-    odds = [w / (1.0 - w) if w > 0.5 else 0.0 for w in weights]
-    top = max(odds, default=0.0)
-    if top == 0.0:
-        return [0.0] * len(odds)
-    shares = [share * o / top for o in odds]
-    return [s * min(1.0, max_total_share / sum(shares)) for s in shares]
+    shares = [share * max(0.0, 2.0 * w - 1.0) for w in weights]
+    return [s * min(1.0, max_total_share / sum(shares)) if s else 0.0 for s in shares]
 
 
 def plan_from_weights(
@@ -95,18 +91,19 @@ def plan_from_weights(
     if unknown:
         raise ValueError(f"weights must name blocks of the prompt, got {unknown}")
     values = [weights.get(span.name, 0.5) for span in spans]
-    lengths = [span.end - span.start for span in spans]
-    biases = [weight_to_bias(value, steering.strength) for value in values]
-    if steering.length_normalised:
-        biases = length_normalised(biases, lengths)
-    is_bias = steering.method is SteeringMethod.LOGIT_BIAS
+    biases = [weight_to_bias(value, steering.strength) for value in values]  # checks them under any method
     shares = [0.0] * len(values)
-    if not is_bias:
-        shares = shares_from_weights(values, steering.share, steering.max_total_share)
+    if steering.method is SteeringMethod.LOGIT_BIAS:
+        if steering.length_normalised:
+            biases = length_normalised(biases, [span.end - span.start for span in spans])
+    else:
+        biases = [0.0] * len(values)
+        if steering.method is not SteeringMethod.NONE:
+            shares = shares_from_weights(values, steering.share, steering.max_total_share)
     return BiasPlan(
         spans=tuple(
-            BlockSpan(name=s.name, start=s.start, end=s.end, bias_nats=b if is_bias else 0.0, share=t)
-            for s, b, t in zip(spans, biases, shares, strict=True)
+            replace(span, bias_nats=bias, share=asked)
+            for span, bias, asked in zip(spans, biases, shares, strict=True)
         ),
         method=steering.method,
         layers=layers_of_depth(n_layers, *steering.depth),

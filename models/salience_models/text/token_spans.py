@@ -1,7 +1,10 @@
 """Which tokens belong to which block, by the characters they hold."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from salience_models.errors import BlockDropped
 from salience_models.text.control_tokens import EncodedText
@@ -10,13 +13,27 @@ from salience_models.text.messages import TextSpan
 __all__ = ["TokenSpan", "locate_spans"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TokenSpan:
-    """A block's tokens: positions `[start, end)` of a prompt; none of them is a control token."""
+    """A block's tokens `[start, end)` of the prompt, and what it asks of attention: nothing, until planned.
+
+    `bias_nats` counts under `logit_bias`, `share` (a fraction of attention mass, 0 = no target) under the
+    share methods. A block that asks for nothing is still measured in receipts.
+    """
 
     name: str
-    start: int
+    start: Annotated[int, Field(ge=0)]
     end: int
+    bias_nats: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+    @model_validator(mode="after")
+    def _holds_a_token(self) -> "TokenSpan":
+        if self.end <= self.start:
+            raise ValueError(
+                f"block {self.name!r} must hold at least one token, got [{self.start}, {self.end})"
+            )
+        return self
 
 
 def locate_spans(text: str, spans: Sequence[TextSpan], encoded: EncodedText) -> tuple[TokenSpan, ...]:

@@ -16,12 +16,12 @@ from salience_models.errors import PromptTooLong, UnsupportedAttention
 from salience_models.language_model import LanguageModel
 from salience_models.steering.attention import AttentionCall
 from salience_models.steering.batch_steering import SteeringRun
-from salience_models.steering.bias_plan import BiasPlan, BlockSpan, SteeringMethod
+from salience_models.steering.bias_plan import BiasPlan, SteeringMethod, TokenSpan
 from salience_models.steering.request_steering import RequestSteering
 
 Factory = Callable[..., Any]
 
-FAR = BlockSpan(name="far", start=2, end=8, bias_nats=1.0, share=0.2)
+FAR = TokenSpan(name="far", start=2, end=8, bias_nats=1.0, share=0.2)
 """Outside a window of 16 for rows from 23 on."""
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,17 +10,17 @@ from pydantic import ValidationError
 from salience_models.decoding.decode_state import Request
 from salience_models.steering.bias_plan import (
     BiasPlan,
-    BlockSpan,
     Phase,
     QueryScope,
     SteeringMethod,
+    TokenSpan,
     layers_of_depth,
 )
 
 Factory = Callable[..., Any]
 
-A = BlockSpan(name="a", start=2, end=5, bias_nats=1.0, share=0.2)
-B = BlockSpan(name="b", start=7, end=9, bias_nats=-1.0)
+A = TokenSpan(name="a", start=2, end=5, bias_nats=1.0, share=0.2)
+B = TokenSpan(name="b", start=7, end=9, bias_nats=-1.0)
 LENGTH = 12
 
 
@@ -28,7 +29,7 @@ def plans(draw: st.DrawFn, length: int = LENGTH) -> BiasPlan:
     """Any plan for a prompt of `length` tokens and a model of two layers with four heads."""
     cuts = sorted(draw(st.sets(st.integers(0, length - 1), max_size=6)))
     spans = tuple(
-        BlockSpan(
+        TokenSpan(
             name=f"s{start}",
             start=start,
             end=end,
@@ -53,10 +54,10 @@ def plans(draw: st.DrawFn, length: int = LENGTH) -> BiasPlan:
     ("changes", "message"),
     [
         ({"spans": (B, A)}, "in order and not overlap"),
-        ({"spans": (A, BlockSpan(name="b", start=4, end=6))}, "in order and not overlap"),
-        ({"spans": (A, BlockSpan(name="a", start=6, end=7))}, "unique names"),
+        ({"spans": (A, TokenSpan(name="b", start=4, end=6))}, "in order and not overlap"),
+        ({"spans": (A, TokenSpan(name="a", start=6, end=7))}, "unique names"),
         ({"spans": (A,), "question_start": 4}, "question_start must be at or after"),
-        ({"spans": (A, B.model_copy(update={"share": 0.8})), "method": "target_share"}, "sum to less than 1"),
+        ({"spans": (A, dataclasses.replace(B, share=0.8)), "method": "target_share"}, "sum to less than 1"),
         ({"layers": ()}, "layers must be None or a non-empty set"),
         ({"layers": (1, 1)}, "without repeats"),
         ({"heads": ()}, "heads must be None or a non-empty set"),
@@ -80,11 +81,11 @@ def test_contradictory_plan_is_refused(changes: dict[str, Any], message: str) ->
 )
 def test_impossible_span_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        BlockSpan(name="a", **changes)
+        TokenSpan(name="a", **changes)
 
 
 def test_shares_may_pass_1_under_logit_bias_which_ignores_them() -> None:
-    spans = (A.model_copy(update={"share": 0.9}), B.model_copy(update={"share": 0.9}))
+    spans = (dataclasses.replace(A, share=0.9), dataclasses.replace(B, share=0.9))
     assert BiasPlan(spans=spans).asks == (1.0, -1.0)
 
 
@@ -135,7 +136,7 @@ def test_scope_says_which_prompt_rows_steer_which_span(
 
 
 def test_span_that_asks_for_nothing_is_never_active() -> None:
-    plan = BiasPlan(spans=(A, BlockSpan(name="c", start=9, end=10)))
+    plan = BiasPlan(spans=(A, TokenSpan(name="c", start=9, end=10)))
     assert plan.active_spans(11, LENGTH) == (True, False)
 
 
@@ -156,7 +157,7 @@ def test_heads_restrict_the_steered_layers(
 
 
 def test_plan_that_asks_for_nothing_steers_no_layer() -> None:
-    assert not BiasPlan(spans=(BlockSpan(name="a", start=0, end=1),)).steers_layer(0)
+    assert not BiasPlan(spans=(TokenSpan(name="a", start=0, end=1),)).steers_layer(0)
 
 
 @given(plans())
@@ -188,9 +189,9 @@ def test_share_control_needs_its_question_rows_in_one_pass_with_what_it_steers()
 
 
 def test_names_and_neutral_spans_do_not_hinder_agreement() -> None:
-    renamed = BiasPlan(spans=(A.model_copy(update={"name": "z"}), BlockSpan(name="c", start=6, end=7)))
+    renamed = BiasPlan(spans=(dataclasses.replace(A, name="z"), TokenSpan(name="c", start=6, end=7)))
     assert BiasPlan(spans=(A,)).agreement(renamed, LENGTH, LENGTH) == LENGTH
-    assert BiasPlan().agreement(BiasPlan(spans=(BlockSpan(name="c", start=6, end=7),)), LENGTH, 9) == 9
+    assert BiasPlan().agreement(BiasPlan(spans=(TokenSpan(name="c", start=6, end=7),)), LENGTH, 9) == 9
 
 
 def test_last_row_moves_with_the_prompts_length() -> None:

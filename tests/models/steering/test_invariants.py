@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from salience_models.decoding.cache import CacheKind
 from salience_models.decoding.decode_state import Request
 from salience_models.language_model import LanguageModel
-from salience_models.steering.bias_plan import BiasPlan, BlockSpan, Phase, QueryScope, SteeringMethod
+from salience_models.steering.bias_plan import BiasPlan, Phase, QueryScope, SteeringMethod, TokenSpan
 from salience_models.weights.architecture import attention_modules
 
 Factory = Callable[..., Any]
@@ -83,7 +83,7 @@ def test_plan_of_zeros_is_bit_identical_to_no_plan(
 ) -> None:
     lm, tokens = language_model(tiny_name, dtype), draw_tokens(32)
     plain = step_logits(lm, [Request(tokens)], ANSWER)
-    spans = (BlockSpan(name="a", start=5, end=12), BlockSpan(name="b", start=16, end=22))
+    spans = (TokenSpan(name="a", start=5, end=12), TokenSpan(name="b", start=16, end=22))
     for method in SteeringMethod:
         neutral = Request(tokens, BiasPlan(spans=spans, method=method))
         assert torch.equal(step_logits(lm, [neutral], ANSWER), plain)
@@ -186,7 +186,7 @@ def test_one_bias_on_all_keys_changes_nothing(
     assert_as_close_as_stock: Factory,
 ) -> None:
     tokens = draw_tokens(32)
-    everything = BiasPlan(spans=(BlockSpan(name="all", start=0, end=32, bias_nats=3.0),))
+    everything = BiasPlan(spans=(TokenSpan(name="all", start=0, end=32, bias_nats=3.0),))
     logits = step_logits(language_model(tiny_name, dtype), [Request(tokens, everything)])[0]
     with torch.inference_mode():
         stock = stock_model(tiny_name, dtype)(torch.tensor([tokens])).logits[0, -1:]
@@ -205,8 +205,8 @@ def test_ln_2_doubles_the_odds_of_a_block(
 
     def odds(bias_nats: float, table: str) -> np.ndarray:
         spans = (
-            BlockSpan(name="a", start=18, end=20),
-            BlockSpan(name="b", start=22, end=26, bias_nats=bias_nats),
+            TokenSpan(name="a", start=18, end=20),
+            TokenSpan(name="b", start=22, end=26, bias_nats=bias_nats),
         )
         state = lm.prefill([Request(tokens, BiasPlan(spans=spans, question_start=31))], with_mass=True)
         question = lm.receipt(state, 0).question
@@ -312,7 +312,7 @@ def test_rows_before_a_block_never_see_its_bias(
     tiny_name: str, method: SteeringMethod, language_model: Factory, draw_tokens: Factory
 ) -> None:
     lm, tokens = language_model(tiny_name), draw_tokens(32)
-    heavy = BlockSpan(name="a", start=20, end=24, bias_nats=50.0, share=0.9)
+    heavy = TokenSpan(name="a", start=20, end=24, bias_nats=50.0, share=0.9)
     steered = lm.prefill([Request(tokens, BiasPlan(spans=(heavy,), method=method))]).rows([20])[0]
     plain = lm.prefill([Request(tokens)]).rows([20])[0]
     for name in ("keys", "values"):
@@ -324,7 +324,7 @@ def test_a_window_hides_a_block_whatever_its_bias(
     language_model: Factory, draw_tokens: Factory, step_logits: Factory
 ) -> None:
     lm, tokens = language_model("mistral"), draw_tokens(32)
-    heavy = BlockSpan(name="a", start=5, end=14, bias_nats=50.0)
+    heavy = TokenSpan(name="a", start=5, end=14, bias_nats=50.0)
     plan = BiasPlan(spans=(heavy,), query_scope=QueryScope.QUESTION, question_start=29)
     state = lm.prefill([Request(tokens, plan)], with_mass=True)
     torch.testing.assert_close(state.logits, step_logits(lm, [Request(tokens)])[:, 0], rtol=0, atol=1e-5)
@@ -340,7 +340,7 @@ def test_padding_stays_hidden_beside_a_heavy_bias(
 ) -> None:
     """A bias of -50 on all keys of a padded request would lift its padding, were padding a bias too."""
     lm = language_model(tiny_name)
-    light = BiasPlan(spans=(BlockSpan(name="a", start=0, end=28, bias_nats=-50.0),))
+    light = BiasPlan(spans=(TokenSpan(name="a", start=0, end=28, bias_nats=-50.0),))
     short, long = Request(draw_tokens(28), light), Request(draw_tokens(45))
     assert_close(step_logits(lm, [short, long])[0], step_logits(lm, [Request(short.token_ids)])[0])
 
@@ -374,7 +374,7 @@ def question_table(lm: LanguageModel, request: Request) -> Any:
 def one_block(method: SteeringMethod, share: float, **changes: Any) -> BiasPlan:
     """A block that a window of 16 shows whole to every question row of a prompt of 32."""
     return BiasPlan(
-        spans=(BlockSpan(name="a", start=16, end=22, bias_nats=1.0, share=share),),
+        spans=(TokenSpan(name="a", start=16, end=22, bias_nats=1.0, share=share),),
         method=method,
         question_start=25,
         **changes,
@@ -397,7 +397,7 @@ def test_published_share_rule_falls_short(
 ) -> None:
     """From mass p, ln(t / p) reaches t / (t + 1 - p); a block of one token starts low."""
     lm, tokens = language_model(tiny_name), draw_tokens(32)
-    spans = (BlockSpan(name="a", start=18, end=19, share=0.5),)
+    spans = (TokenSpan(name="a", start=18, end=19, share=0.5),)
     plan = BiasPlan(
         spans=spans, method=SteeringMethod.TARGET_SHARE_PAPER, question_start=31, only_raise=False
     )
@@ -433,8 +433,8 @@ def test_share_control_solves_on_the_steered_heads(
 
 def test_share_control_names_blocks_out_of_reach(language_model: Factory, draw_tokens: Factory) -> None:
     spans = (
-        BlockSpan(name="far", start=2, end=8, share=0.2),
-        BlockSpan(name="near", start=18, end=22, share=0.2),
+        TokenSpan(name="far", start=2, end=8, share=0.2),
+        TokenSpan(name="near", start=18, end=22, share=0.2),
     )
     plan = BiasPlan(spans=spans, method=SteeringMethod.SHARE_CONTROL, question_start=25)
     lm = language_model("gemma3")

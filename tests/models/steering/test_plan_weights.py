@@ -59,11 +59,44 @@ def test_length_normalisation_keeps_the_mean_bias_and_undoes_size(blocks: list[t
     assert gains == pytest.approx([gains[0]] * len(gains) if gains else [], abs=1e-9)
 
 
-def test_shares_follow_the_odds_of_weights_above_a_half() -> None:
+def test_shares_grow_with_the_weight_from_nothing_at_a_half() -> None:
     shares = shares_from_weights([0.75, 0.5, 0.6, 0.2], share=0.2, max_total_share=0.4)
-    assert shares == pytest.approx([0.2, 0.0, 0.1, 0.0])
+    assert shares == pytest.approx([0.1, 0.0, 0.04, 0.0])
+    assert shares_from_weights([0.501], share=0.2, max_total_share=0.4) == pytest.approx([0.0004])
+    assert shares_from_weights([0.99], share=0.2, max_total_share=0.4) == pytest.approx([0.196])
     assert shares_from_weights([0.5, 0.1], share=0.2, max_total_share=0.4) == [0.0, 0.0]
     assert shares_from_weights([], share=0.2, max_total_share=0.4) == []
+
+
+_STEERED = [method for method in SteeringMethod if method is not SteeringMethod.NONE]
+
+
+@pytest.mark.parametrize("method", _STEERED)
+@given(low=st.floats(0.5, 0.99), high=st.floats(0.5, 0.99), beside=st.floats(0.5, 0.99))
+def test_what_a_block_asks_for_grows_with_its_weight_alone(
+    method: SteeringMethod, low: float, high: float, beside: float
+) -> None:
+    """Continuous, strictly increasing, zero at a half, and the same whatever stands beside it."""
+    steering = Steering(method=method, share=0.2, max_total_share=0.5)
+
+    def asked(weight: float, *others: float) -> float:
+        weights = dict(zip("abc", (weight, *others), strict=False))
+        return plan_from_weights(SPANS, weights, steering, n_layers=4).asks[0]
+
+    low, high = sorted((low, high))
+    assert asked(0.5, beside) == 0.0
+    assert asked(low, beside) == asked(low)
+    assert asked(high) >= asked(low)
+    if high - low > 1e-6:
+        assert asked(high) > asked(low)
+    # A step of the weight moves what is asked by at most the slope's bound: 2 * share, or 1 / (w * (1 - w)).
+    assert asked(high) - asked(low) <= max(0.4, 1 / (0.99 * 0.01)) * (high - low) + 1e-12
+
+
+def test_no_steering_measures_every_block_and_asks_for_nothing() -> None:
+    plan = plan_from_weights(SPANS, {"a": 0.99}, Steering(method=SteeringMethod.NONE), n_layers=4)
+    assert not plan.is_steering
+    assert [span.name for span in plan.spans] == ["a", "b", "c"]
 
 
 @given(st.lists(WEIGHTS, min_size=1, max_size=20), st.floats(0.05, 0.9), st.floats(0.05, 0.9))
@@ -79,7 +112,7 @@ def test_plan_carries_biases_or_shares_by_method() -> None:
     assert [s.bias_nats for s in biased.spans] == pytest.approx([math.log(9), 0.0, -math.log(3)])
     assert [s.share for s in biased.spans] == [0.0, 0.0, 0.0]
     shared = plan_from_weights(SPANS, weights, Steering(), n_layers=4)
-    assert [s.share for s in shared.spans] == pytest.approx([0.2, 0.0, 0.0])
+    assert [s.share for s in shared.spans] == pytest.approx([0.16, 0.0, 0.0])
     assert [s.bias_nats for s in shared.spans] == [0.0, 0.0, 0.0]
 
 
