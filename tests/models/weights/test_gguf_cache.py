@@ -244,6 +244,16 @@ def test_metadata_holds_every_kind_of_value(gguf_file: Path) -> None:
 
 
 BUNDLED_FACTS: dict[str, dict[str, Any]] = {
+    "qwen2.5-coder-0.5b-instruct": {
+        "architecture": "qwen2",
+        "eos_token_ids": (151645,),
+        "has_chat_template": True,
+        "context_window": 32768,
+        "layer_windows": (None,) * 24,
+        "n_heads": 14,
+        "n_kv_heads": 2,
+        "head_dim": 64,
+    },
     "smollm2-135m-instruct": {
         "architecture": "llama",
         "eos_token_ids": (2,),
