@@ -3,11 +3,12 @@
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
@@ -78,6 +79,14 @@ def build_tiny_model(name: str, dtype: torch.dtype = torch.float32) -> "PreTrain
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
     return model.to(dtype).eval()
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Turn the tests' shape checking off, so that the checks of production are reached."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

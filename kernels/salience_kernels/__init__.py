@@ -1,15 +1,15 @@
 """Attention operators that bias keys or set the share of mass a block of keys receives; masks over the
-vocabulary that keep banned phrases out of a text.
+vocabulary applied to the logits of a batch.
 
 Pure tensor functions; torch and jaxtyping only.
 """
 
-from salience_kernels.bans import DEAD, BanAutomaton, BanMasks, contains_banned, fold
 from salience_kernels.constraint_mask import (
     AllowedBits,
     BannedIds,
     ConstraintMaskImpl,
     TokenMask,
+    allow_ids,
     apply_constraint_mask,
     intersect_masks,
     pack_allowed,
@@ -27,13 +27,10 @@ from salience_kernels.target_share import (
 )
 
 __all__ = [
-    "DEAD",
     "LAST_ROWS",
     "MASKED_BIAS_NATS",
     "AllowedBits",
     "AttentionOutput",
-    "BanAutomaton",
-    "BanMasks",
     "BannedIds",
     "ConstraintMaskImpl",
     "ImplUnavailable",
@@ -43,10 +40,9 @@ __all__ = [
     "TargetShareImpl",
     "TargetShareOutput",
     "TokenMask",
+    "allow_ids",
     "apply_constraint_mask",
     "block_log_mass",
-    "contains_banned",
-    "fold",
     "intersect_masks",
     "key_bias_attention",
     "pack_allowed",

@@ -17,9 +17,10 @@ from salience_experiments.bench.mask import (
 )
 from salience_experiments.bench.mask_peers import find_peers
 from salience_experiments.errors import DataFileMissing, ExperimentsError
-from salience_kernels import BannedIds, contains_banned
+from salience_kernels import BannedIds
 from salience_models import LanguageModel
 from salience_models.constraints import Vocabulary
+from salience_models.constraints.bans import contains_banned
 
 PHRASES = mask.ban_phrases(100)
 TEXT = "The quick brown fox met a lazy dog.\n\nA badger came by.\n\nNaïve? No: 東方."
@@ -151,8 +152,8 @@ def test_a_model_asked_for_the_phrases_says_none_and_does_without_masks(jaxtypin
 
 def test_the_adversary_notices_masks_that_let_phrases_through(monkeypatch, jaxtyping_off):
     nothing = BannedIds(torch.tensor([], dtype=torch.int32))
-    monkeypatch.setattr("salience_kernels.BanMasks.mask", lambda *_: nothing)
-    monkeypatch.setattr("salience_kernels.BanMasks.advance", lambda _, state, __: state)
+    monkeypatch.setattr("salience_models.constraints.bans.BanMasks.mask", lambda *_: nothing)
+    monkeypatch.setattr("salience_models.constraints.bans.BanMasks.advance", lambda _, state, __: state)
     assert mask_checks.run_adversary(PHRASES, VOCABULARY, 5_000, batch=20).n_violations > 0
 
 

@@ -24,10 +24,10 @@ from salience_experiments.tasks import (
 from salience_experiments.tasks.constraint import RIDDLES, UNPLACED, WORDS
 from salience_experiments.trial_batches import prepare_trial
 from salience_experiments.trials import Trial, read_trials
-from salience_kernels import contains_banned
 from salience_memory import TextRecall
 from salience_models import LanguageModel, Sampling, generate
 from salience_models.constraints import Rule, TokenConstraint
+from salience_models.constraints.bans import contains_banned
 from salience_models.constraints.token_sequence_ban import TokenSequenceBan
 
 MakeSpec = Callable[..., ExperimentSpec]

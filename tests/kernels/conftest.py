@@ -1,9 +1,8 @@
 """Random attention problems and the error bound of a dtype, for every test of the kernels room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 
@@ -85,11 +84,3 @@ def assert_as_close_as_reference() -> Callable[[torch.Tensor, torch.Tensor, torc
         assert float(error) <= 2 * float(allowed) + step
 
     return check
-
-
-@pytest.fixture
-def unchecked_types() -> Iterator[None]:
-    """Turn the tests' shape checking off, so that the checks of production are reached."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

@@ -17,8 +17,8 @@ from salience_experiments.bench.measure import Timing
 from salience_experiments.bench.result import Bar, Row
 from salience_experiments.data import data_file, read_json_lines
 from salience_experiments.errors import DataFileMissing
-from salience_kernels import BanAutomaton, BanMasks, contains_banned
 from salience_models.constraints import Vocabulary
+from salience_models.constraints.bans import BanAutomaton, BanMasks, contains_banned
 
 __all__ = [
     "OURS",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from salience_experiments.bench.result import Bar
-from salience_kernels import BanAutomaton, BanMasks, apply_constraint_mask, contains_banned
-from salience_kernels.bans.exactness import Exactness, compare_with_reference, prefixes_of
-from salience_kernels.bans.utf8 import decode_prefix
+from salience_kernels import apply_constraint_mask
 from salience_models import Generation, LanguageModel, Request, Sampling, generate
 from salience_models.constraints import Rule, TokenConstraint, Vocabulary, compile_rules
+from salience_models.constraints.bans import BanAutomaton, BanMasks, contains_banned
+from salience_models.constraints.bans.exactness import Exactness, compare_with_reference, prefixes_of
+from salience_models.constraints.bans.utf8 import decode_prefix
 
 __all__ = ["AdversaryReport", "check_bars", "check_exactness", "run_adversary", "run_model_adversary"]
 

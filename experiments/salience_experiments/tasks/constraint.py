@@ -20,7 +20,7 @@ from salience_experiments.tasks.base import (
     RenderedPrompt,
     check_layout,
 )
-from salience_kernels import contains_banned
+from salience_models.constraints.bans import contains_banned
 
 UNPLACED = "unplaced"
 """The only position: no block is shown."""

@@ -9,6 +9,7 @@ from salience_kernels.constraint_mask.masks import (
     AllowedBits,
     BannedIds,
     TokenMask,
+    allow_ids,
     intersect_masks,
     pack_allowed,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "BannedIds",
     "ConstraintMaskImpl",
     "TokenMask",
+    "allow_ids",
     "apply_constraint_mask",
     "intersect_masks",
     "pack_allowed",

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from salience_kernels import BanAutomaton, BanMasks, BannedIds, TokenMask, intersect_masks
+from salience_kernels import BannedIds, TokenMask, intersect_masks
+from salience_models.constraints.bans import BanAutomaton, BanMasks
 from salience_models.constraints.rule import Rule
 from salience_models.constraints.vocabulary import Vocabulary
 

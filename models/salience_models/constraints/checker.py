@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend, validator_for
 
-from salience_kernels import contains_banned
+from salience_models.constraints.bans import contains_banned
 from salience_models.constraints.engine import is_accepted
 from salience_models.constraints.events import Violation
 from salience_models.constraints.json_schema import decoded_strings, schema_grammar, with_explicit_patterns

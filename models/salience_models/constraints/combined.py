@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from salience_kernels import BannedIds, TokenMask, contains_banned, fold, intersect_masks
+from salience_kernels import BannedIds, TokenMask, intersect_masks
 from salience_models.constraints.ban_constraint import BanConstraint, BanState
+from salience_models.constraints.bans import contains_banned, fold
 from salience_models.constraints.checker import find_violations
 from salience_models.constraints.engine import Matcher
 from salience_models.constraints.events import ConstraintEvent, EventKind, Violation

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from salience_kernels import BanAutomaton
+from salience_models.constraints.bans import BanAutomaton
 from salience_models.constraints.engine import grammar_error
 from salience_models.constraints.json_schema import check_schema, schema_grammar
 from salience_models.constraints.lark_source import LarkSource

@@ -8,7 +8,6 @@ import jsonschema
 import pytest
 import torch
 
-from salience_kernels import contains_banned
 from salience_models import (
     LanguageModel,
     Request,
@@ -22,6 +21,7 @@ from salience_models import (
 )
 from salience_models.constraints import EventKind, TokenConstraint, Vocabulary, compile_rules
 from salience_models.constraints import Rule as MadeRule
+from salience_models.constraints.bans import contains_banned
 from salience_models.decoding.scoring import DraftedAnswer
 
 Constrain = Callable[..., TokenConstraint]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from salience_kernels.bans.folding import fold, is_word_symbol
-from salience_kernels.bans.spellings import check_phrases, spell
+from salience_models.constraints.bans.folding import fold, is_word_symbol
+from salience_models.constraints.bans.spellings import check_phrases, spell
 
 __all__ = ["PhrasePattern", "banned_tokens", "compile_phrases", "contains_banned", "is_banned", "may_end"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from salience_kernels.bans.folding import fold
-from salience_kernels.bans.utf8 import decode_prefix
+from salience_models.constraints.bans.folding import fold
+from salience_models.constraints.bans.utf8 import decode_prefix
 
 __all__ = ["ImageTable", "TokenImages", "token_images"]
 

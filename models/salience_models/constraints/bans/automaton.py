@@ -7,9 +7,9 @@ bytes of an unfinished character. Sets are met, and numbered, as texts lead ther
 import threading
 from collections.abc import Iterable, Iterator
 
-from salience_kernels.bans.folding import fold, is_word_symbol
-from salience_kernels.bans.spellings import Spelling, check_phrases, spell
-from salience_kernels.bans.utf8 import completion_codes, completions, decode_prefix
+from salience_models.constraints.bans.folding import fold, is_word_symbol
+from salience_models.constraints.bans.spellings import Spelling, check_phrases, spell
+from salience_models.constraints.bans.utf8 import completion_codes, completions, decode_prefix
 
 __all__ = ["DEAD", "MATCH", "WAIT", "BanAutomaton"]
 

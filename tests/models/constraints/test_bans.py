@@ -10,14 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salience_kernels import apply_constraint_mask
-from salience_kernels.bans import DEAD, BanAutomaton, BanMasks, contains_banned, fold
-from salience_kernels.bans.confusables import look_alikes
-from salience_kernels.bans.exactness import compare_with_reference, prefixes_of
-from salience_kernels.bans.folding import fold_character
-from salience_kernels.bans.spellings import spell
-from salience_kernels.bans.utf8 import completions
-from salience_kernels.constraint_mask import AllowedBits, BannedIds
+from salience_kernels import AllowedBits, BannedIds, apply_constraint_mask
+from salience_models.constraints.bans import DEAD, BanAutomaton, BanMasks, contains_banned, fold
+from salience_models.constraints.bans.confusables import look_alikes
+from salience_models.constraints.bans.exactness import compare_with_reference, prefixes_of
+from salience_models.constraints.bans.folding import fold_character
+from salience_models.constraints.bans.spellings import spell
+from salience_models.constraints.bans.utf8 import completions
 
 PHRASES = ["badger", "bad idea", "naïve", "straße", "ばか", "사과", "東京", "🔥🔥", "c++", "привет", "\x07"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -388,8 +387,8 @@ def test_states_are_values_so_that_rows_never_meet():
 
 
 def test_masks_keep_their_meaning_when_the_caches_are_emptied(monkeypatch):
-    monkeypatch.setattr("salience_kernels.bans.token_masks._MAX_CACHED_BYTES", 0)
-    monkeypatch.setattr("salience_kernels.bans.token_masks._MAX_MOVES", 1)
+    monkeypatch.setattr("salience_models.constraints.bans.token_masks._MAX_CACHED_BYTES", 0)
+    monkeypatch.setattr("salience_models.constraints.bans.token_masks._MAX_MOVES", 1)
     vocabulary = nasty_vocabulary(["badger"], 20)
     masks = BanMasks(BanAutomaton(["badger"]), vocabulary)
     assert compare_with_reference([masks], prefixes_of(["badger"])).mismatches == []

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from salience_kernels.bans import reference
-from salience_kernels.bans.automaton import DEAD
-from salience_kernels.bans.reference import PhrasePattern
-from salience_kernels.bans.token_masks import BanMasks
-from salience_kernels.constraint_mask.masks import TokenMask, intersect_masks
+from salience_kernels import TokenMask, intersect_masks
+from salience_models.constraints.bans import reference
+from salience_models.constraints.bans.automaton import DEAD
+from salience_models.constraints.bans.reference import PhrasePattern
+from salience_models.constraints.bans.token_masks import BanMasks
 
 __all__ = ["Exactness", "compare_with_reference", "prefixes_of"]
 

@@ -4,8 +4,8 @@ import unicodedata
 from collections.abc import Iterable
 from functools import cache
 
-from salience_kernels.bans.confusables import look_alikes
-from salience_kernels.bans.folding import fold
+from salience_models.constraints.bans.confusables import look_alikes
+from salience_models.constraints.bans.folding import fold
 
 __all__ = ["Spelling", "check_phrases", "spell"]
 

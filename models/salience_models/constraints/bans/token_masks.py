@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from salience_kernels.bans.automaton import (
+from salience_kernels import AllowedBits, BannedIds, TokenMask, allow_ids, pack_allowed
+from salience_models.constraints.bans.automaton import (
     DEAD,
     MATCH,
     PENDING_BITS,
@@ -17,9 +18,8 @@ from salience_kernels.bans.automaton import (
     make_state,
     state_pending,
 )
-from salience_kernels.bans.folding import is_word_symbol
-from salience_kernels.bans.token_images import ImageTable, token_images
-from salience_kernels.constraint_mask.masks import AllowedBits, BannedIds, TokenMask, allow_ids, pack_allowed
+from salience_models.constraints.bans.folding import is_word_symbol
+from salience_models.constraints.bans.token_images import ImageTable, token_images
 
 __all__ = ["BanMasks"]
 
