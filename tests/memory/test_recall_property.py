@@ -1,8 +1,8 @@
 """No record outside its scope, past its validity, archived or deleted is recalled, whatever was done.
 
 `RecallWitness` does to a store what it is told and remembers it in a dict, a plain model of what may be
-recalled. Every recall is held against that: nothing that must not be shown is returned, and no row that shares
-a word with the query and may be shown is left out. Hypothesis drives it, and chance.
+recalled. Every recall is held against that: nothing that must not be shown is returned, and no row is left
+out that may be shown and shares a word with the query. Hypothesis drives it, and chance.
 """
 
 import tempfile
