@@ -91,7 +91,7 @@ class ConstraintTask:
     def score(self, item: Item, answer: str) -> float:
         """Return 1.0 if the answer keeps the rule, 0.0 if a banned word stands in it anywhere."""
         from salience_models.constraints.bans import (
-            contains_banned,  # brings torch, which listing specs does without
+            contains_banned,  # torch, for scores alone
         )
 
         return float(not contains_banned(answer, WORDS))
