@@ -1,247 +1,189 @@
-"""`Harness`: a model, some memories and a question to an answer and a receipt."""
+"""`Harness`: a loaded model, perhaps with a memory, and the sessions that are asked."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 from salience.config import load_settings
 from salience.context.template import ContextTemplate, load_template
-from salience.conversation import ChatAnswer, Conversation, ConversationOptions
-from salience.conversations import Conversations
-from salience.prompt_assembly import assemble_prompt
-from salience.rule_binding import bind_rules
-from salience_memory import NOBODY, Clock, Memory, MemoryStore, Viewer, system_clock
-from salience_memory.memory_recall import MemoryRecall
-from salience_memory.registrar.registrar_queue import RegistrarQueue
-from salience_models import (
-    BiasPlan,
-    EncodedPrompt,
-    Generation,
-    LanguageModel,
-    Receipt,
-    Request,
-    Sampling,
-    Steering,
-    StreamEvent,
-    generate,
-    plan_from_weights,
-    score,
-    stream,
-)
+from salience.judge import model_judge
+from salience.memory_access import DEFAULT_EMBEDDER, MemoryAccess
+from salience.session import AnswerEvent, Explanation, MemoryLike, Session
+from salience.turn import Answer, Parts, Steps, TurnOptions
+from salience_memory import MemoryStore, Viewer
+from salience_memory.clock import Clock, system_clock
+from salience_memory.decay import DecayPolicy
+from salience_models import LanguageModel, Steering
 
-__all__ = ["Answer", "Explanation", "Harness"]
+if TYPE_CHECKING:
+    from salience_memory.vectors import Embed
 
+__all__ = ["DEFAULT_MODEL", "DEFAULT_TEMPLATE", "Harness"]
 
-@dataclass(frozen=True)
-class Answer:
-    """What the model said, and what steering did.
-
-    `finish_reason` is "stop", "length" or, where the memories' rules ended the answer, "content_filter".
-    """
-
-    text: str
-    finish_reason: str
-    receipt: Receipt
-    prompt: EncodedPrompt
-    generation: Generation
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """An answer with each memory's influence on it.
-
-    `influence` is by memory id: how much the answer's mean log-probability (nats per token) drops
-    when the memory is left out of the prompt, all else steered as before. Mass is not influence.
-    """
-
-    answer: Answer
-    plan: BiasPlan
-    influence: dict[str, float]
+DEFAULT_MODEL = "bundled:qwen2.5-coder-0.5b-instruct"
+DEFAULT_TEMPLATE = "personal_assistant"
 
 
 class Harness:
-    """Answers questions with memories that the model's attention is steered towards."""
+    """Answers with memories that the model's attention is steered towards.
 
-    def __init__(self, lm: LanguageModel, steering: Steering = Steering()) -> None:
-        self.lm = lm
-        self.steering = steering
-        self._conversations = Conversations()
+    Everything is wired by `load`; the constructor is for those who bring a loaded model or a wired memory.
+    """
 
-    @classmethod
-    def load(
-        cls,
-        source: str,
-        *,
-        revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        steering: Steering = Steering(),
-        cache_dir: Path | None = None,
-    ) -> "Harness":
-        """Load a model (`bundled:…`, hub id, folder or `.gguf`); see `LanguageModel.load` for errors."""
-        where = cache_dir or load_settings().cache_dir
-        return cls(
-            LanguageModel.load(source, revision=revision, device=device, dtype=dtype, cache_dir=where),
-            steering,
-        )
-
-    def ask(
+    def __init__(
         self,
-        question: str,
-        memories: Sequence[Memory] = (),
+        lm: LanguageModel,
+        steering: Steering | str = Steering(),
         *,
-        system: str | None = None,
-        sampling: Sampling = Sampling(),
-        steering: Steering | None = None,
-    ) -> Answer:
-        """Answer a question; memories with a weight above 0.5 draw attention by the steering's rule.
-
-        The rules of constraints among the memories bind the answer.
-
-        Raises:
-            ValueError: A blank question, two memories with one id, or a rule that cannot be enforced.
-            ConstraintContradiction: The rules leave no answer.
-            PromptTooLong: Prompt and answer are over the context window; the message says by how much.
-        """
-        return self._answer(
-            *self.prepare(question, memories, system=system, steering=steering), sampling=sampling
-        )
-
-    def stream(
-        self,
-        question: str,
-        memories: Sequence[Memory] = (),
-        *,
-        system: str | None = None,
-        sampling: Sampling = Sampling(),
-        steering: Steering | None = None,
-    ) -> Iterator[StreamEvent]:
-        """As `ask`, token by token; the last event carries the receipt."""
-        _, request = self.prepare(question, memories, system=system, steering=steering)
-        yield from stream(self.lm, [request], [sampling], with_mass=True)
-
-    def chat(
-        self,
-        message: str,
-        *,
-        viewer: Viewer = NOBODY,
-        template: str | Path | ContextTemplate = "personal_assistant",
-        store: MemoryStore | None = None,
-        recall: MemoryRecall | None = None,
-        registrar: RegistrarQueue | None = None,
-        memories: Sequence[Memory] = (),
-        system: str | None = None,
-        sampling: Sampling = Sampling(),
-        steering: Steering | None = None,
-        options: ConversationOptions | None = None,
+        memory: MemoryAccess | None = None,
+        template: str | Path | ContextTemplate = DEFAULT_TEMPLATE,
+        options: TurnOptions = TurnOptions(),
+        steps: Steps = Steps(),
         clock: Clock = system_clock,
-    ) -> ChatAnswer:
-        """Answer a message of a dialogue: recall, render, bias, answer, register, feed back, audit.
-
-        A viewer that names a session has a dialogue that goes on from call to call; without one each message
-        stands alone. See `Conversation.stream` for arguments and errors, and `conversation` for streaming.
-        """
-        conversation = self.conversation(
-            viewer=viewer,
-            template=template,
-            store=store,
-            recall=recall,
-            registrar=registrar,
-            options=options,
-            clock=clock,
-        )
-        return conversation.ask(
-            message, memories=memories, system=system, sampling=sampling, steering=steering
-        )
-
-    def conversation(
-        self,
-        *,
-        viewer: Viewer = NOBODY,
-        template: str | Path | ContextTemplate = "personal_assistant",
-        store: MemoryStore | None = None,
-        recall: MemoryRecall | None = None,
-        registrar: RegistrarQueue | None = None,
-        options: ConversationOptions | None = None,
-        clock: Clock = system_clock,
-    ) -> Conversation:
-        """The dialogue of a viewer's session, a new one where there is none yet or no session is named.
+    ) -> None:
+        """Make a harness; `memory` is closed with it.
 
         Raises:
             TemplateInvalid: No such template, or it breaks its contract.
         """
-        chosen = template if isinstance(template, ContextTemplate) else load_template(template)
-        fresh = Conversation(
-            self.lm,
-            chosen,
-            viewer=viewer,
-            store=store,
-            recall=recall,
-            registrar=registrar,
-            steering=self.steering,
-            options=options,
-            clock=clock,
-        )
-        return self._conversations.resume(fresh)
+        self.lm = lm
+        self.memory = memory
+        self.steering = Steering.of(steering)
+        self.template = template if isinstance(template, ContextTemplate) else load_template(template)
+        self._parts = Parts(lm, memory, options)
+        self._steps = steps
+        self._clock = clock
+        self._sessions: list[Session] = []
+        self._own: Session | None = None
 
-    def explain(
-        self,
-        question: str,
-        memories: Sequence[Memory],
+    @classmethod
+    def load(
+        cls,
+        model: str = DEFAULT_MODEL,
         *,
-        system: str | None = None,
-        sampling: Sampling = Sampling(),
-        steering: Steering | None = None,
-    ) -> Explanation:
-        """Answer, then measure what leaving each memory out does to that answer's log-probability.
+        memory: str | Path | MemoryStore | None = None,
+        embedder: "str | Embed | None" = DEFAULT_EMBEDDER,
+        judge: bool = False,
+        policy: DecayPolicy | None = None,
+        steering: Steering | str = Steering(),
+        template: str | Path | ContextTemplate = DEFAULT_TEMPLATE,
+        options: TurnOptions = TurnOptions(),
+        steps: Steps = Steps(),
+        clock: Clock = system_clock,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        cache_dir: Path | None = None,
+    ) -> "Harness":
+        """Load a model and open a memory with everything that belongs to it; use it as a context manager.
 
-        It is the model's own, before rules mask anything: the influence of a constraint is its text's.
+        Args:
+            model: `bundled:…`, a hub id, a folder or a `.gguf` file; see `LanguageModel.load` for errors.
+            memory: The store's file, made where there is none, or a store opened by hand; None: no memory.
+            embedder: What recall compares meanings by; None searches by words alone.
+            judge: Whether the model is asked about sentences that no rule of the registrar takes.
+            policy: How memories age.
+            steering: How weights steer, or "none".
+            template: A shipped template's name, a `.json` file, or a template.
+            options: What is recalled, how the window is shared out.
+            steps: The way of a turn; replace one to change it.
+            clock: What time it is, for everything.
 
         Raises:
-            ValueError: The rules left no token of an answer to explain; else as `ask`.
+            StoreError: The memory cannot be opened.
+            TemplateInvalid: No such template, or it breaks its contract.
         """
-        whole, request = self.prepare(question, memories, system=system, steering=steering)
-        answer = self._answer(whole, request, sampling=sampling)
-        requests = [replace(request, constraint=None)]
-        for left_out in memories:
-            rest = [memory for memory in memories if memory is not left_out]
-            prompt = assemble_prompt(self.lm, question, rest, system)
-            requests.append(Request(prompt.token_ids, _move_plan(request.plan, prompt)))
-        spoken = answer.generation.token_ids
-        if not spoken:
-            rules = list(answer.generation.rule_ids)
-            raise ValueError(f"answer must hold a token to be explained, got none under the rules {rules}")
-        full, *without = [score(self.lm, [r], [spoken])[0].mean_logprob for r in requests]
-        influence = {m.memory_id: full - value for m, value in zip(memories, without, strict=True)}
-        return Explanation(answer, request.plan, influence)
+        chosen = template if isinstance(template, ContextTemplate) else load_template(template)
+        where = cache_dir or load_settings().cache_dir
+        lm = LanguageModel.load(model, revision=revision, device=device, dtype=dtype, cache_dir=where)
+        access = None
+        if memory is not None:
+            options_of_access: dict[str, Any] = {
+                "embedder": embedder,
+                "clock": clock,
+                "policy": policy,
+                "judge": partial(model_judge, lm) if judge else None,
+            }
+            if isinstance(memory, MemoryStore):
+                access = MemoryAccess(memory, **options_of_access)
+            else:
+                access = MemoryAccess.open(memory, **options_of_access)
+            access.maintain()
+        return cls(
+            lm, steering, memory=access, template=chosen, options=options, steps=steps, clock=clock
+        )
 
-    def prepare(
+    def session(
         self,
-        question: str,
-        memories: Sequence[Memory] = (),
+        user: str | None = None,
+        session_id: str | None = None,
         *,
-        system: str | None = None,
-        steering: Steering | None = None,
-    ) -> tuple[EncodedPrompt, Request]:
-        """The encoded prompt and the steered request that `ask` runs, bound by the memories' rules."""
-        prompt = assemble_prompt(self.lm, question, memories, system)
-        *blocks, asked = prompt.spans
-        weights = {memory.memory_id: memory.effective_weight for memory in memories}
-        plan = plan_from_weights(
-            blocks, weights, steering or self.steering, self.lm.info.n_layers, asked.start
+        template: str | Path | ContextTemplate | None = None,
+        steering: Steering | str | None = None,
+    ) -> Session:
+        """A dialogue on behalf of a user, or of nobody.
+
+        Args:
+            user: Whose memories are seen and made; None sees only those that are everybody's.
+            session_id: Names a dialogue to go on with; without, it is a new one that ends when it is closed.
+            template: Default, the harness's.
+            steering: Default, the harness's.
+
+        Raises:
+            TemplateInvalid: No such template, or it breaks its contract.
+        """
+        chosen = self.template if template is None else template
+        session = Session(
+            self._parts,
+            chosen if isinstance(chosen, ContextTemplate) else load_template(chosen),
+            viewer=Viewer(user_id=user, session_id=session_id or uuid4().hex),
+            steering=self.steering if steering is None else Steering.of(steering),
+            steps=self._steps,
+            clock=self._clock,
+            is_temporary=session_id is None,
         )
-        return prompt, Request(prompt.token_ids, plan, bind_rules(self.lm, memories))
+        self._sessions = [known for known in self._sessions if not known.is_closed] + [session]
+        return session
 
-    def _answer(self, prompt: EncodedPrompt, request: Request, *, sampling: Sampling) -> Answer:
-        (generation,) = generate(self.lm, [request], sampling, with_mass=True)
-        return Answer(
-            generation.text.strip(), generation.finish_reason, generation.receipt, prompt, generation
-        )
+    def ask(self, question: str, memories: Sequence[MemoryLike] = (), **options: Any) -> Answer:
+        """As `Session.ask`, on behalf of nobody: the memories given and those that are everybody's."""
+        return self._nobodys.ask(question, memories, **options)
 
+    def chat(self, message: str, memories: Sequence[MemoryLike] = (), **options: Any) -> Answer:
+        """As `Session.chat`, in a dialogue of the harness's own that ends with it."""
+        return self._nobodys.chat(message, memories, **options)
 
-def _move_plan(plan: BiasPlan, prompt: EncodedPrompt) -> BiasPlan:
-    """The plan for a prompt that shows fewer of its blocks: each asks for what it asked for before."""
-    *blocks, asked = prompt.spans
-    before = {span.name: asdict(span) for span in plan.spans}
-    spans = [before[block.name] | {"start": block.start, "end": block.end} for block in blocks]
-    return BiasPlan.model_validate(plan.model_dump() | {"spans": spans, "question_start": asked.start})
+    def stream(
+        self, message: str, memories: Sequence[MemoryLike] = (), **options: Any
+    ) -> Iterator[AnswerEvent]:
+        """As `Session.stream`, in the same dialogue as `chat`."""
+        return self._nobodys.stream(message, memories, **options)
+
+    def explain(self, question: str, memories: Sequence[MemoryLike] = (), **options: Any) -> Explanation:
+        """As `Session.explain`, on behalf of nobody."""
+        return self._nobodys.explain(question, memories, **options)
+
+    @property
+    def _nobodys(self) -> Session:
+        if self._own is None:
+            self._own = self.session()
+        return self._own
+
+    def close(self) -> None:
+        """End the sessions that have no name, then the registrar, recall and the store."""
+        for session in self._sessions:
+            session.close()
+        self._sessions.clear()
+        if self.memory is not None:
+            self.memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

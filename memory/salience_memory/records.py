@@ -20,6 +20,7 @@ from salience_memory.clock import to_ns
 from salience_memory.scopes import Scope
 
 __all__ = [
+    "DEFAULT_WEIGHT",
     "MAX_SEMANTIC_WEIGHT",
     "NEUTRAL_WEIGHT",
     "Memory",
@@ -36,6 +37,9 @@ NEUTRAL_WEIGHT = 0.5
 """The weight at even odds: a memory that carries it gets no attention bias."""
 
 MAX_SEMANTIC_WEIGHT = 0.99
+
+DEFAULT_WEIGHT = 0.9
+"""Of a memory that is declared without one: whoever declares it means it to be used."""
 
 
 class MemoryType(StrEnum):
@@ -102,9 +106,9 @@ class Memory(BaseModel):
     """One declared memory. Immutable: to change one, declare a new version.
 
     `semantic_weight` is the probability that the memory is what an answer should rest on: 0.5 says nothing,
-    0.99 is the highest. `trust` (how far the source is believed; default 1.0, 0.6 for what a user claimed)
-    and `freshness` (how far the content still holds; the store computes it when it reads) shrink what
-    exceeds 0.5; see `effective_weight`.
+    0.9 is the default, 0.99 the highest. `trust` (how far the source is believed; default 1.0, 0.6 for what a
+    user claimed) and `freshness` (how far the content still holds; the store computes it when it reads) shrink
+    what exceeds 0.5; see `effective_weight`.
 
     Without a `scope` a memory lives for one call. With one it can be stored, and must then hold what its
     scope and type need: a user's `user_id`, a session's `session_id`, the `key` of a task, the `provenance`
@@ -121,7 +125,7 @@ class Memory(BaseModel):
     key: _Text | None = Field(default=None, description="What the memory is about, such as `diet`.")
     value: JsonValue = Field(default=None, description="The structured value that `content` words.")
     tags: tuple[_Text, ...] = Field(default=(), description="`word` or `name:value`; stored sorted.")
-    semantic_weight: float = NEUTRAL_WEIGHT
+    semantic_weight: float = DEFAULT_WEIGHT
     trust: float = Field(default=1.0, ge=0.0, le=1.0)
     freshness: float = Field(default=1.0, ge=0.0, le=1.0)
     valid_until: int | None = Field(
@@ -137,6 +141,10 @@ class Memory(BaseModel):
     pinned: bool = False
     memory_id: str = Field(default="", min_length=1, max_length=256, description="Default: derived.")
 
+    def __init__(self, content: str | None = None, /, **fields: Any) -> None:
+        """`Memory("text", weight=0.9)`: the content may stand first, and `weight` means `semantic_weight`."""
+        super().__init__(**({"content": content} if content is not None else {}) | fields)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, declaration: Any) -> Any:
@@ -144,6 +152,8 @@ class Memory(BaseModel):
         if not isinstance(declaration, Mapping):
             return declaration
         fields = dict(cast(Mapping[str, Any], declaration))
+        if "weight" in fields and "semantic_weight" not in fields:
+            fields["semantic_weight"] = fields.pop("weight")
         if fields.get("memory_id") is None and isinstance(fields.get("content"), str):
             fields["memory_id"] = _derive_id(fields)
         if fields.get("trust") is None:

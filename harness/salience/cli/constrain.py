@@ -158,7 +158,7 @@ def _request(harness: Harness, rules: list[Rule], prompt: str, system: str, raw:
     lm = harness.lm
     constraint = compile_rules(rules, lm.vocabulary)
     if not raw:
-        return replace(harness.prepare(prompt, system=system)[1], constraint=constraint)
+        return replace(harness.session().prepare(prompt, system=system).request, constraint=constraint)
     assert lm.tokenizer is not None
     return Request(encode_text(lm.tokenizer, prompt).token_ids, constraint=constraint.after(prompt))
 

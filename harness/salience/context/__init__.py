@@ -19,7 +19,7 @@ from salience.context.protocol import (
     negotiate_version,
     parse_header,
 )
-from salience.context.rendering import MemorySpan, RenderedContext, render_context
+from salience.context.rendering import RenderedContext, render_context
 from salience.context.template import (
     Accepts,
     ContextTemplate,
@@ -42,13 +42,11 @@ __all__ = [
     "Layer",
     "LayerBudgets",
     "LayerShares",
-    "MemorySpan",
     "OnMismatch",
     "RenderedContext",
     "Section",
     "TruncationEvent",
     "TruncationReason",
-    "Utterance",
     "check_header",
     "compact_history",
     "escape_text",

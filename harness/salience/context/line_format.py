@@ -49,10 +49,10 @@ class LineFormat:
         """Characters of a line that is left with nothing but its content."""
         return sum(10 if p.is_field else len(p.text) for p in self.pieces if p.group is None) - 10
 
-    def write(self, memory: Memory, *, with_weight: bool, max_chars: int | None = None) -> Line:
+    def write(self, memory: Memory, *, weight: float | None, max_chars: int | None = None) -> Line:
         """One line of at most `max_chars` characters: its content is shortened, then optional parts go."""
         values = {
-            piece.text: _read(piece.text, memory, with_weight) for piece in self.pieces if piece.is_field
+            piece.text: _read(piece.text, memory, weight) for piece in self.pieces if piece.is_field
         }
         gone = {piece.group for piece in self.pieces if piece.is_field and values[piece.text] is None}
         line = self._join(values, gone)
@@ -85,9 +85,9 @@ class LineFormat:
         return Line("".join(parts), start, end)
 
 
-def _read(name: str, memory: Memory, with_weight: bool) -> str | None:
-    if name == "weight" and not with_weight:
-        return None
+def _read(name: str, memory: Memory, weight: float | None) -> str | None:
+    if name == "weight":
+        return None if weight is None else f"{weight:.2f}"
     text = FIELDS[name](memory)
     return escape_text(text) if text else None
 

@@ -9,25 +9,17 @@ from salience.context.escaping import escape_json
 from salience.context.protocol import ContextHeader
 from salience.context.selection import Candidate
 from salience.context.template import ContextTemplate, Layer
+from salience_models.text.messages import TextSpan
 
-__all__ = ["ComposedPage", "MemorySpan", "Page"]
+__all__ = ["ComposedPage", "Page"]
 
 _BLOCK_NAMES = {Layer.RULES: "CONSTRAINTS", Layer.MEMORIES: "MEMORY_CONTEXT"}
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySpan:
-    """Characters `[start, end)` of the context that a memory's block holds; marks and weight lie outside."""
-
-    memory_id: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
 class ComposedPage:
     text: str
-    spans: tuple[MemorySpan, ...]
+    spans: tuple[TextSpan, ...]
     ranges: dict[str, tuple[int, int]]
     """Characters of each section that holds a memory."""
 
@@ -46,7 +38,7 @@ class Page:
         parts = [str(self.header)]
         if self.instruction.strip():
             parts.append("\n" + self.instruction.strip())
-        spans: list[MemorySpan] = []
+        spans: list[TextSpan] = []
         ranges: dict[str, tuple[int, int]] = {}
         length = sum(map(len, parts))
         for block in (self._block(Layer.RULES, kept), self._state_block(), self._block(Layer.MEMORIES, kept)):
@@ -55,7 +47,7 @@ class Page:
                 if not isinstance(piece, str):
                     at = length + len(piece.title)
                     memory_id, line = piece.candidate.memory.memory_id, piece.candidate.line
-                    spans.append(MemorySpan(memory_id, at + line.start, at + line.end))
+                    spans.append(TextSpan(memory_id, at + line.start, at + line.end))
                     first, _ = ranges.get(piece.candidate.section.name, (length, 0))
                     ranges[piece.candidate.section.name] = (first, length + len(text))
                 parts.append(text)
@@ -66,7 +58,7 @@ class Page:
         """What stands before a layer's sections."""
         is_rules = layer is Layer.RULES
         note = self.template.rules_note if is_rules else self.template.memories_note
-        return f"\n\n[{_BLOCK_NAMES[layer]}]\n{note}\n"
+        return f"\n\n[{_BLOCK_NAMES[layer]}]\n" + (f"{note}\n" if note else "")
 
     def closing(self, layer: Layer) -> str:
         """What stands after them."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pydantic import JsonValue
 
 from salience.context.fingerprint import fingerprint_template
-from salience.context.page import ComposedPage, MemorySpan, Page
+from salience.context.page import ComposedPage, Page
 from salience.context.protocol import PROTOCOL_VERSIONS, ContextHeader, has_weights
 from salience.context.selection import Candidate, Selection, rank_memories
 from salience.context.template import ContextTemplate, Layer, Section
@@ -18,8 +18,9 @@ from salience.context.truncation import TruncationEvent, TruncationReason, find_
 from salience.errors import ContextOverBudget, ProtocolMismatch
 from salience_memory.decay import DecayPolicy
 from salience_memory.records import Memory
+from salience_models.text.messages import TextSpan
 
-__all__ = ["CountTokens", "MemorySpan", "RenderedContext", "render_context"]
+__all__ = ["CountTokens", "RenderedContext", "render_context"]
 
 CountTokens = Callable[[str], int]
 """How many tokens the model's own tokenizer makes of a text, control tokens around it left out."""
@@ -31,9 +32,10 @@ class RenderedContext:
 
     text: str
     header: ContextHeader
-    spans: tuple[MemorySpan, ...]
+    spans: tuple[TextSpan, ...]
+    """Characters that each memory's block holds, by memory id; marks and weight lie outside."""
     weights: Mapping[str, float]
-    """Effective weight by memory id, rendered ones only; empty in a version without weights."""
+    """Weight by memory id, rendered ones only; empty in a version without weights."""
     truncations: tuple[TruncationEvent, ...]
     tokens: int
     section_tokens: Mapping[str, int]
@@ -49,6 +51,7 @@ def render_context(
     count_tokens: CountTokens,
     budget_tokens: int,
     now_ns: int,
+    weights: Mapping[str, float] | None = None,
     memory_tokens: int | None = None,
     version: str | None = None,
     instruction: str | None = None,
@@ -66,6 +69,7 @@ def render_context(
         count_tokens: The model's own count.
         budget_tokens: Of the whole text.
         now_ns: What is expired or stale is decided for this moment.
+        weights: What each memory steers with and is ranked by, by id; None is its effective weight.
         memory_tokens: Of all sections of layer memories together; None leaves them what the whole text has.
         version: Of the protocol; None is the template's.
         instruction: Stands in the place of the template's.
@@ -102,11 +106,13 @@ def render_context(
 
     page = Page(template, header, template.instruction if instruction is None else instruction, state)
     selection = _start_selection(page, count_tokens, budget_tokens, memory_tokens)
+    ranked_by = weights or {memory.memory_id: memory.effective_weight for memory in memories}
     with_weight = has_weights(header.version)
     for section in chosen:
         candidates = []
-        for memory in rank_memories(groups[section.name]):
-            line = section.line_format.write(memory, with_weight=with_weight, max_chars=section.line_chars)
+        for memory in rank_memories(groups[section.name], ranked_by):
+            shown = ranked_by[memory.memory_id] if with_weight else None
+            line = section.line_format.write(memory, weight=shown, max_chars=section.line_chars)
             candidates.append(Candidate(memory, section, line, count_tokens(line.text + "\n")))
         selection.fill(section, candidates)
     composed, tokens, section_tokens = _measure(page, chosen, selection, count_tokens)
@@ -116,7 +122,7 @@ def render_context(
         header,
         composed.spans,
         MappingProxyType(
-            {c.memory.memory_id: c.memory.effective_weight for c in kept} if with_weight else {}
+            {c.memory.memory_id: ranked_by[c.memory.memory_id] for c in kept} if with_weight else {}
         ),
         (*events, *selection.events),
         tokens,

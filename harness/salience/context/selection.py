@@ -1,6 +1,6 @@
 """Which memories fit: sections by priority, in each the heaviest first, then what still does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from salience.context.line_format import Line
@@ -37,9 +37,9 @@ class Candidate:
         )
 
 
-def rank_memories(memories: Sequence[Memory]) -> list[Memory]:
-    """By effective weight, then urgency, then as given."""
-    return sorted(memories, key=lambda m: (-m.effective_weight, _URGENCY_RANK[m.urgency]))
+def rank_memories(memories: Sequence[Memory], weights: Mapping[str, float]) -> list[Memory]:
+    """By weight, then urgency, then as given."""
+    return sorted(memories, key=lambda m: (-weights[m.memory_id], _URGENCY_RANK[m.urgency]))
 
 
 @dataclass

@@ -162,7 +162,7 @@ class ContextTemplate(BaseModel):
     @field_validator("rules_note", "memories_note")
     @classmethod
     def _refuse_a_note_with_breaks(cls, note: str) -> str:
-        if not note or escape_text(note) != note:
+        if escape_text(note) != note:
             raise ValueError(
                 f"a note must be one line of text without backslashes or delimiters, got {note!r}"
             )

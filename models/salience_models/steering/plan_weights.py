@@ -40,6 +40,20 @@ class Steering(BaseModel):
     length_normalised: bool = False
     only_raise: bool = True
 
+    @classmethod
+    def of(cls, named: "Steering | str") -> "Steering":
+        """A steering from itself, or the default one with the method of that name, such as "none".
+
+        Raises:
+            ValueError: No such method.
+        """
+        if isinstance(named, Steering):
+            return named
+        if named not in list(SteeringMethod):
+            known = ", ".join(SteeringMethod)
+            raise ValueError(f"steering must be a Steering or one of {known}, got {named!r}")
+        return cls(method=SteeringMethod(named))
+
 
 def weight_to_bias(effective_weight: float, strength: float = 1.0) -> float:
     """Nats for an effective weight: `strength · ln(w / (1 − w))`; 0.5 is neutral.

@@ -12,13 +12,11 @@ _SUMMARY_RULE = (
 
 def count_tokens(lm: LanguageModel, text: str) -> int:
     """Tokens of a text as it stands in a prompt: control-token text in it counts as text."""
-    assert lm.tokenizer is not None
     return len(encode_text(lm.tokenizer, text, add_special_tokens=False).token_ids) if text else 0
 
 
 def summarise(lm: LanguageModel, text: str, max_tokens: int) -> str:
     """A summary by the model itself, unsteered and greedy; of a text over its window, the last part's."""
-    assert lm.tokenizer is not None
     lines = text.splitlines()
     while len(lines) > 1 and count_tokens(lm, "\n".join(lines)) > lm.info.context_window // 2:
         del lines[0]
