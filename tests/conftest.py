@@ -28,6 +28,12 @@ REPO_ROOT = Path(__file__).resolve().parents[1]
 settings.register_profile("salience", deadline=None, derandomize=True)
 settings.load_profile("salience")
 
+@pytest.fixture(scope="session")
+def scale() -> int:
+    """How many times more than usual the tests that sample do: `SALIENCE_TEST_SCALE`, else 1."""
+    return int(os.environ.get("SALIENCE_TEST_SCALE", "1"))
+
+
 _SIZES = {
     "vocab_size": 256,
     "hidden_size": 64,

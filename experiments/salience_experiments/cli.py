@@ -1,39 +1,24 @@
-"""Commands of this room: `run`, `report`, `power`, `merge`, `parity`, `bench`."""
+"""Commands of this room: `run`, `report`, `power`, `merge`, `parity`, `bench`.
+
+Each imports what it needs when it runs: a model's libraries take seconds, and `salience --help` none.
+"""
 
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+import typer.core
+import typer.main
 
-from salience.config import load_settings
-from salience_experiments.bench.cli import bench_commands
 from salience_experiments.errors import ExperimentsError, ParityError, SpecError
-from salience_experiments.manifests import merge_runs, read_run
-from salience_experiments.power import format_power, power_for_spec
-from salience_experiments.report import build_report, headline_table
-from salience_experiments.runner import RunOptions, run_directory, run_spec
-from salience_experiments.spec import load_spec
-from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
-from salience_experiments.trials import Shard
-from salience_memory import Embedder, TextRecall
-from salience_models import LanguageModel, pull
 
 __all__ = ["add_commands"]
 
 EMBEDDER = "all-minilm-l6-v2"
 
-SpecArgument = Annotated[Path, typer.Argument(help="A YAML spec.")]
+SpecArgument = Annotated[str, typer.Argument(help="A YAML spec, or a name in `salience run --list`.")]
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="Folder of public data files [SALIENCE_DATA].")
 ]
@@ -42,16 +27,31 @@ ResultsOption = Annotated[
 ]
 
 
+class _Benches(typer.core.TyperGroup):
+    """The commands of `salience bench`, imported when one of them, or their list, is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return self._loaded().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._loaded().get_command(ctx, cmd_name)
+
+    def _loaded(self) -> Any:
+        return typer.main.get_command(import_module("salience_experiments.bench.cli").bench_commands)
+
+
 def add_commands(app: typer.Typer) -> tuple[type[Exception], ...]:
     """Add this room's commands to the `salience` command; returns the failures that are a user's to read."""
     for command in (run, report, power, merge, parity):
         app.command()(command)
-    app.add_typer(bench_commands, name="bench")
+    benches = typer.Typer(cls=_Benches, help="Measure speed against a peer in the same run.")
+    benches.callback()(lambda: None)
+    app.add_typer(benches, name="bench")
     return (ExperimentsError,)
 
 
 def run(
-    spec: SpecArgument,
+    spec: Annotated[str | None, typer.Argument(help="A YAML spec, or the name of a shipped one.")] = None,
     data: DataOption = None,
     results: ResultsOption = None,
     run_id: Annotated[
@@ -59,18 +59,54 @@ def run(
     ] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: only every n-th item, from the i-th on.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first items.")] = None,
+    list_specs: Annotated[bool, typer.Option("--list", help="Name the shipped specs and leave.")] = False,
 ) -> None:
     """Run a spec; a run that was stopped goes on where it was."""
-    console = Console(highlight=False)
-    loaded = load_spec(spec)
-    settings = load_settings()
+    from salience_experiments.spec import list_shipped, load_spec
+
+    if list_specs:
+        for path in list_shipped():
+            print(f"{path.stem:24}{load_spec(path).description.strip().split('. ')[0].rstrip('.')}")
+        return
+    if spec is None:
+        raise typer.BadParameter("SPEC must be a YAML file, or a name that --list shows, got none")
+    path = find_spec(spec)
+    loaded = load_spec(path)
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from salience.config import load_settings
+    from salience_experiments.runner import RunOptions, run_spec
+    from salience_experiments.trials import Shard
+    from salience_memory import Embedder, TextRecall
+    from salience_models import LanguageModel, pull
+
+    console, settings, part = Console(highlight=False), load_settings(), None
+    if shard is not None:
+        index, _, count = shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise SpecError(f"--shard must be i/n with 1 <= i <= n, got {shard!r}")
+        part = Shard(int(index), int(count))
     options = RunOptions(
-        results_dir=results or default_results(spec),
+        results_dir=results or default_results(path),
         data_dir=data or settings.data_dir,
         run_id=run_id,
-        shard=None if shard is None else _shard(shard),
+        shard=part,
         limit=limit,
     )
+
+    @cache
+    def embedder() -> Embedder:
+        """Pulled when an arm first weighs by recall."""
+        return Embedder(pull(EMBEDDER, settings.cache_dir), name=EMBEDDER)
 
     def load() -> LanguageModel:
         m = loaded.model
@@ -98,37 +134,33 @@ def run(
             loaded,
             options,
             load,
-            _recall(settings.cache_dir),
+            TextRecall(lambda texts: embedder()(texts)),
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True),
         )
     console.print(f"{run_dir}\nnext: salience report {run_dir}", markup=False, soft_wrap=True)
 
 
+def find_spec(text: str) -> Path:
+    """The file that a user means: a path, or the name of a shipped spec."""
+    from salience_experiments.spec import list_shipped
+
+    shipped = {path.stem: path for path in list_shipped()}
+    if text in shipped and not Path(text).exists():
+        return shipped[text]
+    return Path(text)
+
+
 def default_results(spec: Path) -> Path:
-    """`results` beside the folder `ablations` that holds the spec; else in the working directory."""
+    """`results` beside the folder `ablations` that holds the spec; else, or for an installed one, in the
+    working directory.
+    """
     folder = spec.resolve().parent
-    return folder.parent / "results" if folder.name == "ablations" else Path("results")
-
-
-def _recall(cache_dir: Path | None) -> TextRecall:
-    """Recall with the bundled embedder, which is pulled when an arm first weighs by recall."""
-
-    @cache
-    def embedder() -> Embedder:
-        return Embedder(pull(EMBEDDER, cache_dir), name=EMBEDDER)
-
-    return TextRecall(lambda texts: embedder()(texts))
-
-
-def _shard(text: str) -> Shard:
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise SpecError(f"--shard must be i/n with 1 <= i <= n, got {text!r}")
-    return Shard(int(index), int(count))
+    is_installed = folder.parent == Path(__file__).resolve().parent
+    return folder.parent / "results" if folder.name == "ablations" and not is_installed else Path("results")
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or specs whose default run is meant.")],
+    runs: Annotated[list[str], typer.Argument(help="Run directories, or specs whose default run is meant.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; needed for several runs.")
     ] = None,
@@ -139,9 +171,22 @@ def report(
 
     A spec's present contrasts, metric and margins count, whatever they were when it ran.
     """
-    console = Console(highlight=False)
-    folders = [_run_folder(path, results, run_id) for path in runs]
-    analysis = load_spec(runs[0]).model_dump(mode="json") if len(runs) == 1 and _is_spec(runs[0]) else None
+    from rich.console import Console
+    from rich.table import Table
+
+    from salience_experiments.report import build_report, headline_table
+    from salience_experiments.runner import RunOptions, run_directory
+    from salience_experiments.spec import load_spec
+
+    console, folders, analysis = Console(highlight=False), list[Path](), None
+    for text in runs:
+        path = find_spec(text)
+        if path.suffix not in (".yaml", ".yml"):
+            folders.append(path)
+            continue
+        spec = load_spec(path)
+        folders.append(run_directory(spec, RunOptions(results or default_results(path), run_id=run_id)))
+        analysis = spec.model_dump(mode="json") if len(runs) == 1 else None
     paths = build_report(folders, out, analysis=analysis)
     for folder in folders:
         if (found := headline_table(folder, analysis)) is not None:
@@ -155,22 +200,16 @@ def report(
         console.print(str(path), markup=False, soft_wrap=True)
 
 
-def _is_spec(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml")
-
-
-def _run_folder(path: Path, results: Path | None, run_id: str | None) -> Path:
-    if not _is_spec(path):
-        return path
-    return run_directory(load_spec(path), RunOptions(results or default_results(path), run_id=run_id))
-
-
 def power(
     spec: SpecArgument,
     pilot: Annotated[Path | None, typer.Option(help="A finished run to take spreads from.")] = None,
 ) -> None:
     """Print how many items each contrast of a spec needs."""
-    loaded = load_spec(spec)
+    from salience_experiments.manifests import read_run
+    from salience_experiments.power import format_power, power_for_spec
+    from salience_experiments.spec import load_spec
+
+    loaded = load_spec(find_spec(spec))
     trials = None if pilot is None else read_run(pilot).trials
     print(format_power(power_for_spec(loaded.model_dump(mode="json"), trials)))
 
@@ -180,19 +219,30 @@ def merge(
     out: Annotated[Path, typer.Option("--out", help="A new directory.")],
 ) -> None:
     """Join the shards of a run that were made in different places."""
+    from salience_experiments.manifests import merge_runs
+
     merged = merge_runs(runs, out)
     print(f"{out}: {len(merged.trials)} trials" + "".join(f"\n  {gap}" for gap in merged.gaps))
 
 
 def parity(data: DataOption = None) -> None:
     """Rescore published predictions and compare with the published cells."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from salience.config import load_settings
+    from salience_experiments.tasks.parity import mismatches, parity_scores
+
     folder = data or load_settings().data_dir
     if folder is None:
         raise ParityError("--data must name the folder of public data files, or SALIENCE_DATA be set")
     cells = parity_scores(folder)
     table = Table("benchmark", "task", "model", "n", "ours", "published", "")
     for cell in cells:
-        table.add_row(*_parity_row(cell))
+        verdict = {None: "no published figure", True: "as published", False: "DIFFERS"}[cell.is_match]
+        task = cell.task + (f" {cell.length}" if cell.length else "")
+        figures = (str(cell.n_rows), f"{cell.percent:.2f}", cell.published or "–", verdict)
+        table.add_row(cell.benchmark, task, cell.model, *figures)
     console = Console(highlight=False)
     console.print(table)
     wrong = mismatches(cells)
@@ -201,10 +251,3 @@ def parity(data: DataOption = None) -> None:
     n_published = sum(cell.is_match is not None for cell in cells)
     unknown = len(cells) - n_published
     console.print(f"all {n_published} cells with a published figure match it; for {unknown} none is known")
-
-
-def _parity_row(cell: ParityCell) -> tuple[str, ...]:
-    verdict = {None: "no published figure", True: "as published", False: "DIFFERS"}[cell.is_match]
-    task = cell.task + (f" {cell.length}" if cell.length else "")
-    ours = f"{cell.percent:.2f}"
-    return (cell.benchmark, task, cell.model, str(cell.n_rows), ours, cell.published or "–", verdict)

@@ -22,6 +22,7 @@ __all__ = [
     "TaskSpec",
     "WeightSpec",
     "format_setting",
+    "list_shipped",
     "load_spec",
 ]
 
@@ -184,6 +185,13 @@ def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def list_shipped() -> list[Path]:
+    """The specs that come with the project, by name: beside the package in a checkout, else inside it."""
+    package = Path(__file__).parent
+    folder = package.parent / "ablations"
+    return sorted((folder if folder.is_dir() else package / "ablations").glob("*.yaml"))
+
+
 def load_spec(path: Path) -> ExperimentSpec:
     """Read and check one YAML file.
 
@@ -194,7 +202,8 @@ def load_spec(path: Path) -> ExperimentSpec:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise SpecError(f"spec {path} does not exist") from error
+        names = ", ".join(shipped.stem for shipped in list_shipped())
+        raise SpecError(f"spec {path} must be a file or one of {names}, got neither") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"spec {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:

@@ -106,9 +106,9 @@ class Memory(BaseModel):
     """One declared memory. Immutable: to change one, declare a new version.
 
     `semantic_weight` is the probability that the memory is what an answer should rest on: 0.5 says nothing,
-    0.9 is the default, 0.99 the highest. `trust` (how far the source is believed; default 1.0, 0.6 for what a
-    user claimed) and `freshness` (how far the content still holds; the store computes it when it reads) shrink
-    what exceeds 0.5; see `effective_weight`.
+    0.9 is the default, 0.99 the highest. `trust` (how far the source is believed; default 1.0, 0.6 for what
+    a user claimed) and `freshness` (how far the content still holds; the store computes it when it reads)
+    shrink what exceeds 0.5; see `effective_weight`.
 
     Without a `scope` a memory lives for one call. With one it can be stored, and must then hold what its
     scope and type need: a user's `user_id`, a session's `session_id`, the `key` of a task, the `provenance`

@@ -10,16 +10,19 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from salience_experiments.bench import attention, cli, experiment
+from salience_experiments.bench.attention import Shape
+from salience_experiments.bench.experiment import naive_answer
 from salience_experiments.bench.measure import (
+    Bar,
+    BenchResult,
+    Row,
     Timing,
     alternate,
     geometric_mean,
     measure_peak_bytes,
     time_in_turn,
+    write_json,
 )
-from salience_experiments.bench.naive import naive_answer
-from salience_experiments.bench.operators import Shape
-from salience_experiments.bench.result import Bar, BenchResult, Row, write_json
 from salience_experiments.bench.whole_model import ModelCase, compare_models
 from salience_experiments.spec import ArmCell
 from salience_experiments.task_factory import build_task

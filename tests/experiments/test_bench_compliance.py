@@ -9,8 +9,13 @@ from typer.testing import CliRunner
 
 from salience.rule_pack import read_rules
 from salience_experiments.bench import cli, compliance
-from salience_experiments.bench.compliance import compliance_bars, measure_compliance
-from salience_experiments.bench.compliance_prompts import ATTACKS, GOALS, build_prompts
+from salience_experiments.bench.compliance import (
+    ATTACKS,
+    GOALS,
+    build_prompts,
+    compliance_bars,
+    measure_compliance,
+)
 from salience_models import LanguageModel, find_violations
 
 
@@ -66,9 +71,10 @@ def test_the_command_prints_counts_and_writes_json(tmp_path: Path, tiny_checkpoi
 
 
 @pytest.mark.model
-def test_smollm2_keeps_the_rules_under_attack():
+def test_smollm2_keeps_the_rules_under_attack(scale: int):
     lm = LanguageModel.load("bundled:smollm2-135m-instruct", device="cpu")
-    arms = measure_compliance(lm, build_prompts(8), n_verdicts=4, n_free=0, max_new_tokens=20, batch=12)
-    assert [arm.n_answers for arm in arms] == [8, 4, 0, 0]
+    prompts = build_prompts(2 * scale)
+    arms = measure_compliance(lm, prompts, n_verdicts=scale, n_free=0, max_new_tokens=8 + 4 * scale)
+    assert [arm.n_answers for arm in arms] == [2 * scale, scale, 0, 0]
     assert arms[0].n_violating == arms[1].n_violating == 0
     assert set(arms[0].finish_reasons) <= {"stop", "length"}

@@ -1,6 +1,9 @@
 """The commands of this room as a user meets them: `run`, `report`, `power`, `merge`, `parity`."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,15 @@ import pytest
 import yaml
 
 from salience.cli import main
-from salience_experiments import cli
 from salience_experiments.manifests import load_manifest
 from salience_experiments.runner import RunOptions, run_directory
 from salience_experiments.spec import ExperimentSpec
 from salience_experiments.trials import TrialLog, read_trials
 from salience_models.errors import DownloadFailed
 
+ROOT = Path(__file__).parents[2]
+ABLATIONS = ROOT / "experiments" / "ablations"
+ROOMS = ("harness", "models", "memory", "kernels", "experiments")
 MakeSpec = Callable[..., ExperimentSpec]
 WriteSpec = Callable[..., Path]
 
@@ -38,7 +43,7 @@ def _no_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     def pull(name: str, cache_dir: Path | None = None) -> Path:
         raise DownloadFailed(f"{name} was asked for")
 
-    monkeypatch.setattr(cli, "pull", pull)
+    monkeypatch.setattr("salience_models.pull", pull)
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -189,8 +194,9 @@ def test_damaged_data_is_named(write_spec: WriteSpec, tmp_path: Path, capsys: py
 
 def test_paths_that_lead_nowhere_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     nowhere = str(tmp_path / "nowhere")
-    assert fail(capsys, "run", f"{nowhere}.yaml") == f"spec {nowhere}.yaml does not exist"
-    assert fail(capsys, "report", f"{nowhere}.yaml") == f"spec {nowhere}.yaml does not exist"
+    missing = f"spec {nowhere}.yaml must be a file or one of constraint, "
+    assert missing in fail(capsys, "run", f"{nowhere}.yaml")
+    assert f"spec {nowhere}.yaml must be a file" in fail(capsys, "report", f"{nowhere}.yaml")
     assert f"{nowhere} must hold manifest.json and trials.jsonl" in fail(capsys, "report", nowhere)
     assert f"{nowhere} must hold manifest.json" in fail(
         capsys, "merge", nowhere, "--out", str(tmp_path / "o")
@@ -225,3 +231,31 @@ def test_a_shard_must_be_one_of_its_count(
     assert f"--shard must be i/n with 1 <= i <= n, got '{shard}'" in fail(
         capsys, "run", str(write_spec()), "--shard", shard
     )
+
+
+def test_shipped_specs_are_listed_and_found_by_name_wherever_one_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {path.stem for path in ABLATIONS.glob("*.yaml")} == set(lines)
+    assert "key-value retrieval, 10 keys" in lines["kv_10"]
+    assert main(["power", "kv_10"]) == 0
+    assert "share_control" in capsys.readouterr().out
+    assert "spec kv_1O must be a file or one of constraint, " in fail(capsys, "run", "kv_1O")
+    assert main(["run"]) == 2
+
+
+def test_help_and_lists_come_without_a_models_libraries():
+    code = """
+import sys, typer
+from salience_experiments.cli import add_commands
+app = typer.Typer()
+add_commands(app)
+for words in (["--help"], ["run", "--help"], ["run", "--list"]):
+    app(words, standalone_mode=False)
+assert not {"torch", "scipy", "matplotlib", "transformers"} & set(sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / room) for room in ROOMS)}
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=environment)

@@ -1,9 +1,9 @@
+import hashlib
 import threading
 
 import numpy as np
 import pytest
 
-from salience_experiments.bench.recall_property import embed_words
 from salience_memory import (
     NOBODY,
     EmbeddingMismatch,
@@ -13,6 +13,7 @@ from salience_memory import (
     MemoryType,
     Scope,
     Viewer,
+    tokenize,
 )
 
 ANN, BEN = Viewer(user_id="ann"), Viewer(user_id="ben")
@@ -44,6 +45,17 @@ def store(tmp_path, clock):
 def recall(store, tmp_path, clock):
     with open_recall(store, tmp_path / "index", clock) as recall:
         yield recall
+
+
+def embed_words(texts):
+    """Unit vectors [record, 8] made of the texts' tokens."""
+    vectors = np.zeros((len(texts), 8), dtype=np.float32)
+    for row, text in enumerate(texts):
+        for token in tokenize(text):
+            digest = hashlib.sha256(token.encode()).digest()
+            vectors[row, digest[0] % 8] += 1.0 if digest[1] % 2 else -1.0
+        vectors[row, 0] += 0.25  # so that none is zero
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def open_recall(store, folder=None, clock=None, embed=embed_words, fingerprint="words/8"):

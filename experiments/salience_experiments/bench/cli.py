@@ -1,29 +1,30 @@
 """`salience bench`: speed of ours against a peer in one run, with the bars each must reach."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from salience.config import load_settings
-from salience.token_counting import count_tokens
+from salience.turn.token_counting import count_tokens
 from salience_experiments.bench.attention import measure_memory, measure_operators, operator_bars
-from salience_experiments.bench.compliance import compliance_bars, compliance_table, measure_compliance
-from salience_experiments.bench.compliance_prompts import build_prompts
-from salience_experiments.bench.crash_trial import run_crash_trial
+from salience_experiments.bench.compliance import (
+    build_prompts,
+    compliance_bars,
+    compliance_table,
+    measure_compliance,
+)
 from salience_experiments.bench.experiment import compare_experiment, experiment_bars, experiment_row, kv_spec
 from salience_experiments.bench.mask import (
     MaskCase,
     ban_phrases,
     cut_greedily,
+    find_peers,
     mask_bars,
     mask_rows,
     measure_masks,
@@ -32,19 +33,18 @@ from salience_experiments.bench.mask import (
     widen_vocabulary,
     without_phrases,
 )
-from salience_experiments.bench.mask_checks import (
-    check_bars,
-    check_exactness,
-    run_adversary,
-    run_model_adversary,
+from salience_experiments.bench.measure import (
+    BenchResult,
+    Row,
+    print_bars,
+    ratio_table,
+    seconds_table,
+    write_json,
 )
-from salience_experiments.bench.mask_peers import find_peers
-from salience_experiments.bench.recall import measure_recall, recall_bars
-from salience_experiments.bench.recall_property import check_recalls
+from salience_experiments.bench.recall import measure_recall, recall_bars, recall_table
 from salience_experiments.bench.registrar import measure_registrar, registrar_bars
 from salience_experiments.bench.render import build_memories, measure_render, render_bars, render_table
-from salience_experiments.bench.result import Bar, BenchResult, Row, print_bars, ratio_table, write_json
-from salience_experiments.bench.store import DeclareRate, measure_rates, store_bars
+from salience_experiments.bench.store import measure_rates, rates_table, store_bars
 from salience_experiments.bench.whole_model import CASES, compare_models, load_pair
 from salience_memory import TextRecall
 from salience_models import LanguageModel
@@ -75,10 +75,19 @@ def attention(
         rows = measure_operators(keys, repeats, say=say)
         peak_bytes = measure_memory(max(1024, *keys))
         bars = operator_bars(rows, peak_bytes)
-    print_operators(console, rows)
+    for shape, dtype in dict.fromkeys((row.case["shape"], row.case["dtype"]) for row in rows):
+        mine = [row for row in rows if (row.case["shape"], row.case["dtype"]) == (shape, dtype)]
+        console.print(ratio_table(f"{shape}, {dtype}", mine, "keys"))
     if whole_model:
-        model_rows, model_bars = _whole_models(console, model_repeats)
-        rows, bars = rows + model_rows, bars + model_bars
+        model_rows: list[Row] = []
+        for case in CASES:
+            with _progress(console) as say:
+                say(f"{case.source}: loading")
+                pair = load_pair(case.source, load_settings().cache_dir)
+                found = compare_models(case, *pair, model_repeats, say)
+            model_rows, bars = model_rows + found[0], bars + found[1]
+        console.print(seconds_table(model_rows))
+        rows += model_rows
     settings = {"sizes": keys, "repeats": repeats, "model_repeats": model_repeats if whole_model else 0}
     facts = {"native_peak_bytes_by_keys": {str(count): size for count, size in peak_bytes.items()}}
     _conclude(console, BenchResult("attention", settings, tuple(rows), tuple(bars), facts), json_path, check)
@@ -132,47 +141,23 @@ def registrar(
 @bench_commands.command()
 def store(
     declares: Annotated[int, typer.Option(min=64, help="Declares of each of the four processes.")] = 4096,
-    kills: Annotated[int, typer.Option(min=2, help="How many writers are killed with kill -9.")] = 200,
     json_path: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
-    """Durable declares a second from four processes, and what kill -9 loses (CPU, temporary folder)."""
+    """Durable declares a second from four processes (CPU, temporary folder)."""
     console = Console(highlight=False)
     with _progress(console) as say, TemporaryDirectory() as folder:
         rates = measure_rates(Path(folder), declares, say)
-        say(f"killing {kills} writers")
-        crash = run_crash_trial(Path(folder) / "crash.db", kills=kills)
     console.print(rates_table(rates))
-    for fault in crash.faults:
-        console.print(f"fault: {fault}", markup=False, soft_wrap=True)
-    facts = {
-        "rates": [{**asdict(rate), "per_second": rate.per_second} for rate in rates],
-        "crash": asdict(crash),
-    }
-    bars = tuple(store_bars(rates, crash))
-    settings = {"declares": declares, "kills": kills}
-    _conclude(console, BenchResult("store", settings, (), bars, facts), json_path, check)
-
-
-def rates_table(rates: Sequence[DeclareRate]) -> Table:
-    """Declares a second by how they are committed."""
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("declares to a commit", "synchronous", "declares", "declares/s"):
-        table.add_column(heading, justify="right")
-    for rate in rates:
-        table.add_row(
-            str(rate.group), rate.synchronous.upper(), str(rate.declares), f"{rate.per_second:,.0f}"
-        )
-    return table
+    facts = {"rates": [{**asdict(rate), "per_second": rate.per_second} for rate in rates]}
+    bars = tuple(store_bars(rates))
+    _conclude(console, BenchResult("store", {"declares": declares}, (), bars, facts), json_path, check)
 
 
 @bench_commands.command()
 def recall(
     sizes: Annotated[str, typer.Option(help="How many memories the stores hold.")] = "10000,100000",
     queries: Annotated[int, typer.Option(min=20, help="Queries of each store.")] = 200,
-    property_recalls: Annotated[
-        int, typer.Option(min=0, help="Recalls among random changes in random scopes, each checked.")
-    ] = 0,
     json_path: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
@@ -185,36 +170,10 @@ def recall(
             with TemporaryDirectory() as folder:
                 row, facts[str(count)] = measure_recall(count, queries, Path(folder), say)
                 rows.append(row)
-        n_checked = check_recalls(property_recalls, say) if property_recalls else 0
     console.print(recall_table(facts))
-    if n_checked:
-        console.print(f"{n_checked:,} recalls among random changes: all within scope, valid and not deleted")
-    settings = {"sizes": counts, "queries": queries, "property_recalls": property_recalls}
+    settings = {"sizes": counts, "queries": queries}
     bars = tuple(recall_bars(rows, facts))
     _conclude(console, BenchResult("recall", settings, tuple(rows), bars, facts), json_path, check)
-
-
-def recall_table(facts: Mapping[str, Mapping[str, float]]) -> Table:
-    """What each store took, and how complete its answers were."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("memories", justify="right")
-    columns = {
-        "p50_ms": "P50 ms",
-        "p95_ms": "P95 ms",
-        "p99_ms": "P99 ms",
-        "cpu_p95_ms": "CPU P95 ms",
-        "vector_recall": "vectors @5",
-        "ranking_recall": "ranking @5",
-        "n_outside": "outside",
-        "declare_s": "declare s",
-        "build_s": "build s",
-        "open_s": "open s",
-    }
-    for heading in columns.values():
-        table.add_column(heading, justify="right")
-    for count, found in facts.items():
-        table.add_row(f"{int(count):,}", *(f"{found[name]:.3g}" for name in columns))
-    return table
 
 
 @bench_commands.command()
@@ -225,53 +184,26 @@ def mask(
     peers: Annotated[
         str, typer.Option(help="Engines to compare with; may be empty.")
     ] = "xgrammar,llguidance",
-    exactness: Annotated[
-        bool, typer.Option("--exactness", help="Also compare masks with brute force.")
-    ] = False,
-    pairs: Annotated[int, typer.Option(min=1, help="(state, token) pairs of --exactness.")] = 4_000_000,
-    adversary_tokens: Annotated[
-        int, typer.Option(min=0, help="Also sample this many tokens from random logits.")
-    ] = 0,
-    model_tokens: Annotated[
-        int, typer.Option(min=0, help="Also sample this many tokens from SmolLM2, asked to say the phrases.")
-    ] = 0,
     json_path: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
-    """Bans on free text: time a token against XGrammar and llguidance; proof that they hold (CPU)."""
+    """Bans on free text: time a token against XGrammar and llguidance (CPU)."""
     console, banned = Console(highlight=False), ban_phrases(phrases)
     engines = find_peers([name.strip() for name in peers.split(",") if name.strip()])
     cases = load_mask_cases(banned, characters)
     with _progress(console) as say:
         speeds = [s for case in cases for s in measure_masks(case, banned, engines, repeats, say)]
-        vocabulary = cases[0].vocabulary
-        exact = check_exactness(banned, vocabulary, pairs, say) if exactness else {}
-        adversaries = {}
-        if adversary_tokens:
-            adversaries["random logits"] = run_adversary(banned, vocabulary, adversary_tokens, say=say)
-        if model_tokens:
-            adversaries["SmolLM2"] = run_model_adversary(_load_smollm2(), banned, model_tokens, say=say)
     n_tokens = ", ".join(f"{len(case.token_ids):,}" for case in cases)
     console.print(speed_table(speeds, f"{phrases} phrases, text of {n_tokens} tokens"))
     rows = mask_rows(speeds)
-    bars = (*mask_bars(speeds, rows), *check_bars(exact, pairs, adversaries))
-    facts = {
-        "speeds": [asdict(speed) for speed in speeds],
-        "exactness": {name: asdict(found) for name, found in exact.items()},
-        "adversaries": {name: asdict(report) for name, report in adversaries.items()},
-    }
+    bars, facts = tuple(mask_bars(speeds, rows)), {"speeds": [asdict(speed) for speed in speeds]}
     settings = {"phrases": phrases, "characters": characters, "repeats": repeats, "peers": list(engines)}
     _conclude(console, BenchResult("mask", settings, tuple(rows), bars, facts), json_path, check)
 
 
-@cache
-def _load_smollm2() -> LanguageModel:
-    return LanguageModel.load(CASES[0].source, device="cpu", cache_dir=load_settings().cache_dir)
-
-
 def load_mask_cases(phrases: Sequence[str], n_characters: int) -> list[MaskCase]:
     """SmolLM2's vocabulary, and the same widened to 151,936 tokens."""
-    lm = _load_smollm2()
+    lm = LanguageModel.load(CASES[0].source, device="cpu", cache_dir=load_settings().cache_dir)
     assert lm.tokenizer is not None
     small = read_vocabulary(lm.tokenizer, n_vocab=len(lm.tokenizer), eos_token_ids=lm.info.eos_token_ids)
     text = read_prose(load_settings().data_dir, 4_000_000)
@@ -347,39 +279,6 @@ def parse_sizes(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) >= 2 for part in parts):
         raise typer.BadParameter(f"sizes must be whole numbers of at least 2 between commas, got {text!r}")
     return sorted({int(part) for part in parts})
-
-
-def print_operators(console: Console, rows: Sequence[Row]) -> None:
-    """One table for each shape and dtype; key counts run across."""
-    for shape, dtype in dict.fromkeys((row.case["shape"], row.case["dtype"]) for row in rows):
-        mine = [row for row in rows if (row.case["shape"], row.case["dtype"]) == (shape, dtype)]
-        console.print(ratio_table(f"{shape}, {dtype}", mine, "keys"))
-
-
-def seconds_table(rows: Sequence[Row]) -> Table:
-    """Median seconds of ours and of the peer, and the ratio."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("measured")
-    table.add_column("peer")
-    for heading in ("ours s", "peer s", "ratio"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        timing = row.timing
-        figures = (f"{timing.ours_median_s:.3g}", f"{timing.peer_median_s:.3g}", f"{timing.ratio:.3f}")
-        table.add_row(row.name, row.peer, *figures)
-    return table
-
-
-def _whole_models(console: Console, repeats: int) -> tuple[list[Row], list[Bar]]:
-    rows: list[Row] = []
-    bars: list[Bar] = []
-    for case in CASES:
-        with _progress(console) as say:
-            say(f"{case.source}: loading")
-            found = compare_models(case, *load_pair(case.source, load_settings().cache_dir), repeats, say)
-        rows, bars = rows + found[0], bars + found[1]
-    console.print(seconds_table(rows))
-    return rows, bars
 
 
 def _conclude(console: Console, result: BenchResult, json_path: Path | None, check: bool) -> None:

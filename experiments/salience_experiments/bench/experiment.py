@@ -7,14 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from salience_experiments.arms import build_arm
-from salience_experiments.bench.measure import Timing
-from salience_experiments.bench.naive import naive_answer
-from salience_experiments.bench.result import Bar, Row
+from salience_experiments.bench.measure import Bar, Row, Timing
 from salience_experiments.runner import RunOptions, run_spec
 from salience_experiments.spec import ArmSpec, ExperimentSpec, ModelSpec, TaskSpec
 from salience_experiments.task_factory import build_task
-from salience_experiments.trial_batches import prepare_trial
-from salience_experiments.trials import Trial, TrialKey, read_trials
+from salience_experiments.trial_batches import PreparedTrial, prepare_trial
+from salience_experiments.trials import TrialKey, read_trials
 from salience_experiments.weight_sources import block_weights
 from salience_memory import TextRecall
 from salience_models import LanguageModel
@@ -25,11 +23,11 @@ MIN_GAIN = 5.0
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What one trial came to."""
+class Answered:
+    """What one trial came to: its text, and the task's metric for it."""
 
     answer: str
-    metric: float
+    metric: float | None
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Difference:
     """A trial whose metric the runner and the naive loop do not agree on."""
 
     key: TrialKey
-    ours: Verdict
-    naive: Verdict
+    ours: Answered
+    naive: Answered
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,23 @@ def kv_spec(n_items: int, source: str = "bundled:smollm2-135m-instruct", n_keys:
     )
 
 
+def naive_answer(lm: LanguageModel, trial: PreparedTrial, max_new_tokens: int) -> tuple[int, ...]:
+    """Greedy tokens after a full prefill of the trial's prompt under its plan, batch 1, token by token.
+
+    Ends at `max_new_tokens` or before an end token.
+    """
+    state = lm.prefill([trial.request], new_tokens=max_new_tokens)
+    answer: list[int] = []
+    while len(answer) < max_new_tokens:
+        token = int(state.logits[0].argmax())
+        if token in lm.info.eos_token_ids:
+            break
+        answer.append(token)
+        if len(answer) < max_new_tokens:
+            lm.decode(state, [token])
+    return tuple(answer)
+
+
 class _NaiveLoop:
     """The same items, arms and weights as the runner's, one trial after the other."""
 
@@ -88,7 +103,7 @@ class _NaiveLoop:
         self._items = {position: self._task.items(position) for position in spec.positions}
         self._arms = [(cell, build_arm(cell.arm, cell.params)) for cell in spec.cells()]
 
-    def run_item(self, index: int) -> dict[TrialKey, Verdict]:
+    def run_item(self, index: int) -> dict[TrialKey, Answered]:
         """Every trial of an item."""
         spec, found = self._spec, {}
         limit = self._task.max_new_tokens if spec.max_new_tokens is None else spec.max_new_tokens
@@ -109,7 +124,7 @@ class _NaiveLoop:
                 answer = self._lm.tokenizer.decode(list(tokens), skip_special_tokens=True)
                 assert isinstance(answer, str)
                 key = TrialKey(item.item_id, position, cell.label)
-                found[key] = Verdict(answer, self._task.score(item, answer))
+                found[key] = Answered(answer, self._task.score(item, answer))
         return found
 
 
@@ -124,7 +139,7 @@ def compare_experiment(
     The runner's time holds everything but the model's loading: its manifest, its log and their fsyncs too.
     """
     naive = _NaiveLoop(spec, lm, recall)
-    verdicts: dict[TrialKey, Verdict] = {}
+    verdicts: dict[TrialKey, Answered] = {}
     ours_s: list[float] = []
     naive_s: list[float] = []
     resumed = time.perf_counter()
@@ -144,23 +159,18 @@ def compare_experiment(
         run_dir = run_spec(spec, RunOptions(Path(folder)), lambda: lm, recall, on_progress=after_item)
         ours_s[-1] += time.perf_counter() - resumed
         trials = {trial.key: trial for trial in read_trials(run_dir)}
+    assert trials.keys() == verdicts.keys()
+    differences = tuple(
+        Difference(key, Answered(trial.answer or "", trial.metric), verdicts[key])
+        for key, trial in trials.items()
+        if trial.metric != verdicts[key].metric
+    )
     return Comparison(
         Timing(tuple(ours_s), tuple(naive_s)),
         len(trials),
         sum(verdicts[key].answer.startswith(trial.answer or "") for key, trial in trials.items()),
-        tuple(_differences(trials, verdicts)),
+        differences,
     )
-
-
-def _differences(trials: dict[TrialKey, Trial], naive: dict[TrialKey, Verdict]) -> list[Difference]:
-    assert trials.keys() == naive.keys()
-    found = []
-    for key, trial in trials.items():
-        assert trial.answer is not None
-        assert trial.metric is not None
-        if trial.metric != naive[key].metric:
-            found.append(Difference(key, Verdict(trial.answer, trial.metric), naive[key]))
-    return found
 
 
 def experiment_row(spec: ExperimentSpec, comparison: Comparison) -> Row:

@@ -1,22 +1,22 @@
 """Bans on free text: what a token costs, ours against XGrammar's excludes and llguidance's complement."""
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import Any, Protocol
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from salience_experiments.bench.mask_peers import BanStepper, BuildPeer
-from salience_experiments.bench.measure import Timing
-from salience_experiments.bench.result import Bar, Row
+from salience_experiments.bench.measure import Bar, Row, Timing, build_table
 from salience_experiments.data import data_file, read_json_lines
-from salience_experiments.errors import DataFileMissing
+from salience_experiments.errors import DataFileMissing, ExperimentsError
 from salience_models.constraints import Vocabulary
 from salience_models.constraints.bans import BanAutomaton, BanMasks, contains_banned
 
@@ -26,6 +26,7 @@ __all__ = [
     "MaskCase",
     "ban_phrases",
     "cut_greedily",
+    "find_peers",
     "mask_bars",
     "mask_rows",
     "measure_masks",
@@ -75,6 +76,118 @@ class EngineSpeed:
     compile_s: tuple[float, ...]
     mean_s: tuple[float, ...]
     p99_s: tuple[float, ...]
+
+
+class BanStepper(Protocol):
+    """A ban's position in a text: `mask` works out what may come next, `advance` takes a token."""
+
+    def mask(self) -> object: ...
+
+    def advance(self, token_id: int) -> object: ...
+
+    def restart(self) -> None:
+        """Go back to the start of a text."""
+        ...
+
+
+BuildPeer = Callable[[Sequence[str], Vocabulary], BanStepper]
+
+_INSTALL = {
+    "xgrammar": "pip install --no-deps xgrammar apache-tvm-ffi",
+    "llguidance": "pip install llguidance",
+}
+
+
+class _XGrammar:
+    """`any_text` with `excludes`: Aho–Corasick over bytes, masks of all states worked out when compiled.
+
+    Case, accents and width are not folded: it bans less than ours does.
+    """
+
+    def __init__(self, phrases: Sequence[str], vocabulary: Vocabulary) -> None:
+        xgrammar: Any = import_module("xgrammar")
+        info = xgrammar.TokenizerInfo(
+            [data or b"" for data in vocabulary.token_bytes],
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.n_vocab,
+            stop_token_ids=list(vocabulary.eos_token_ids),
+        )
+        compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        tag = {"type": "structural_tag", "format": {"type": "any_text", "excludes": list(phrases)}}
+        self._matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(tag))
+        self._bits = xgrammar.allocate_token_bitmask(1, vocabulary.n_vocab)
+
+    def mask(self) -> object:
+        return self._matcher.fill_next_token_bitmask(self._bits)
+
+    def advance(self, token_id: int) -> object:
+        return self._matcher.accept_token(token_id)
+
+    def restart(self) -> None:
+        self._matcher.reset()
+
+
+class _LLGuidance:
+    """The complement of "anything, a phrase, anything" as one lexeme; its states are met as texts lead there.
+
+    Intersected with any text: broken UTF-8 after a phrase would not match "anything" and so keep it allowed.
+    Case, accents and width are not folded: it bans less than ours does.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, phrases: Sequence[str], vocabulary: Vocabulary) -> None:
+        llguidance: Any = import_module("llguidance")
+        ends = set(vocabulary.eos_token_ids)
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.tokens = [b"" if i in ends or t is None else t for i, t in enumerate(vocabulary.token_bytes)]
+        self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
+        tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=sorted(ends))
+        banned = "|".join(re.escape(phrase).replace("/", "\\/") for phrase in phrases)
+        text = f"/(?s:.*)/ & ~/(?s:.*)({banned})(?s:.*)/"
+        grammar = f'%llguidance {{"no_forcing": true}}\nstart: TEXT\nTEXT: {text}\n'
+        limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=200_000_000, step_lexer_fuel=50_000_000, max_lexer_states=2_000_000
+        )
+        self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if self._matcher.is_error():
+            raise ExperimentsError(f"llguidance must compile the phrases, got {self._matcher.get_error()}")
+        self._words = -(-vocabulary.n_vocab // 32)
+
+    def __call__(self, _: bytes | str) -> list[int]:
+        """The text side of a tokenizer, for forced tokens, which are off."""
+        return []
+
+    def mask(self) -> object:
+        return self._matcher.compute_bitmask()
+
+    def advance(self, token_id: int) -> object:
+        return self._matcher.consume_token(token_id) and not self._matcher.is_error()
+
+    def restart(self) -> None:
+        self._matcher.reset()
+
+
+PEERS: dict[str, BuildPeer] = {"xgrammar": _XGrammar, "llguidance": _LLGuidance}
+
+
+def find_peers(names: Sequence[str]) -> dict[str, BuildPeer]:
+    """The peers by name.
+
+    Raises:
+        ExperimentsError: One is not installed; the message says how to install it or to do without.
+        ValueError: No such peer.
+    """
+    for name in names:
+        if name not in PEERS:
+            raise ValueError(f"peers must be among {', '.join(PEERS)}, got {name!r}")
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ExperimentsError(
+                f"{name} is not installed: {_INSTALL[name]}, or leave it out of --peers ({error})"
+            ) from error
+    return {name: PEERS[name] for name in names}
 
 
 class _Ours:
@@ -231,12 +344,8 @@ def mask_bars(speeds: Sequence[EngineSpeed], rows: Sequence[Row]) -> list[Bar]:
 
 def speed_table(speeds: Sequence[EngineSpeed], title: str) -> Table:
     """Compile time, mean and 99th percentile of a token, medians over the passes."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("vocabulary")
-    table.add_column("engine")
-    for heading in ("compile ms", "mean µs", "p99 µs"):
-        table.add_column(heading, justify="right")
+    rows = []
     for speed in speeds:
         figures = (median(speed.compile_s) * 1e3, median(speed.mean_s) * 1e6, median(speed.p99_s) * 1e6)
-        table.add_row(speed.case, speed.engine, *(f"{figure:.3g}" for figure in figures))
-    return table
+        rows.append((speed.case, speed.engine, *(f"{figure:.3g}" for figure in figures)))
+    return build_table(("vocabulary", "engine"), ("compile ms", "mean µs", "p99 µs"), rows, title)

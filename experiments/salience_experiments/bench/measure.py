@@ -1,4 +1,4 @@
-"""Measuring in turn: ours and the peer side by side in one run, so that the machine's noise hits both."""
+"""How a bench measures, ours and the peer in turn so that noise hits both; and what it finds."""
 
 import json
 import math
@@ -6,15 +6,37 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["Timing", "alternate", "geometric_mean", "measure_peak_bytes", "time_in_turn"]
+from salience_experiments.durable_files import write_atomically
+from salience_experiments.provenance import describe_commit, describe_device, describe_versions
+
+__all__ = [
+    "Bar",
+    "BenchResult",
+    "Row",
+    "Timing",
+    "alternate",
+    "build_table",
+    "geometric_mean",
+    "measure_peak_bytes",
+    "print_bars",
+    "ratio_table",
+    "seconds_table",
+    "time_in_turn",
+    "write_json",
+]
 
 MIN_SAMPLE_S = 0.01
 """A sample repeats its call until the peer takes about this long: below, clock and caches decide."""
@@ -117,3 +139,125 @@ def _silent_profiler() -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured against its peer. `case` says where, such as shape, dtype and keys.
+
+    `error` is the largest absolute difference from the truth, `reference_error` that of the plain
+    reference at the same dtype, `allowed_error` what ours may have.
+    """
+
+    name: str
+    peer: str
+    case: dict[str, str | int]
+    timing: Timing
+    error: float | None = None
+    reference_error: float | None = None
+    allowed_error: float | None = None
+
+    def as_fields(self) -> dict[str, Any]:
+        """Everything, ratio and medians included, as JSON can hold it."""
+        timing = self.timing
+        medians = {"ours_median_s": timing.ours_median_s, "peer_median_s": timing.peer_median_s}
+        return {**asdict(self), "ratio": timing.ratio, **medians}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit to reach: `value` at most `limit`, or at least where `is_floor`."""
+
+    name: str
+    value: float
+    limit: float
+    is_floor: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        """Never for a value that is not a number."""
+        return self.value >= self.limit if self.is_floor else self.value <= self.limit
+
+    def __str__(self) -> str:
+        sign = "≥" if self.is_floor else "≤"
+        return f"{'PASS' if self.is_met else 'FAIL'}  {self.name}: {self.value:.3g} ({sign} {self.limit:g})"
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One benchmark's outcome; `facts` are figures that are neither a ratio nor a bar."""
+
+    bench: str
+    settings: dict[str, Any]
+    rows: tuple[Row, ...]
+    bars: tuple[Bar, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_passed(self) -> bool:
+        return all(bar.is_met for bar in self.bars)
+
+
+def write_json(path: Path, result: BenchResult) -> None:
+    """Write the result with what it depends on: commit, versions, device and threads."""
+    commit, dirty = describe_commit()
+    fields = {
+        "bench": result.bench,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": describe_versions(),
+        "device": describe_device(torch.device("cpu")),
+        "threads": torch.get_num_threads(),
+        "settings": result.settings,
+        "rows": [row.as_fields() for row in result.rows],
+        "facts": result.facts,
+        "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in result.bars],
+        "has_passed": result.has_passed,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(fields, indent=1).encode() + b"\n")
+
+
+def ratio_table(title: str, rows: Sequence[Row], column: str) -> Table:
+    """Ratios by name (down) and by the case's field `column` (across), with each name's worst error."""
+    columns, lines = list(dict.fromkeys(row.case[column] for row in rows)), []
+    for name in dict.fromkeys(row.name for row in rows):
+        mine = [row for row in rows if row.name == name]
+        ratios = {row.case[column]: f"{row.timing.ratio:.3f}" for row in mine}
+        errors = [row.error for row in mine if row.error is not None]
+        allowed = [row.reference_error for row in mine if row.reference_error is not None]
+        worst = (f"{max(known):.1e}" if known else "–" for known in (errors, allowed))
+        lines.append((name, *(ratios.get(value, "–") for value in columns), *worst))
+    figures = (*(f"{value} {column}" for value in columns), "error", "reference's")
+    return build_table(("time over the peer's",), figures, lines, title)
+
+
+def seconds_table(rows: Sequence[Row]) -> Table:
+    """Median seconds of ours and of the peer, and the ratio."""
+    lines = [
+        (row.name, row.peer, f"{t.ours_median_s:.3g}", f"{t.peer_median_s:.3g}", f"{t.ratio:.3f}")
+        for row in rows
+        for t in [row.timing]
+    ]
+    return build_table(("measured", "peer"), ("ours s", "peer s", "ratio"), lines)
+
+
+def build_table(
+    names: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
+) -> Table:
+    """A table of ready text: the columns `names` stand to the left, the columns `figures` to the right."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for heading in names:
+        table.add_column(heading)
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_bars(console: Console, bars: Sequence[Bar]) -> None:
+    """One PASS or FAIL line a bar."""
+    for bar in bars:
+        console.print(str(bar), style="green" if bar.is_met else "bold red", markup=False, soft_wrap=True)

@@ -8,15 +8,15 @@ product.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
-from salience_experiments.bench.measure import Timing
-from salience_experiments.bench.result import Bar, Row
+from salience_experiments.bench.measure import Bar, Row, Timing, build_table
 from salience_memory import Memory, MemoryType
 from salience_memory.index import RowFilter
 from salience_memory.lexical import tokenize
@@ -24,7 +24,7 @@ from salience_memory.memory_recall import MemoryRecall
 from salience_memory.scopes import Scope, Viewer
 from salience_memory.store import MemoryStore
 
-__all__ = ["Corpus", "Query", "fill_store", "make_corpus", "measure_recall", "recall_bars"]
+__all__ = ["Corpus", "Query", "fill_store", "make_corpus", "measure_recall", "recall_bars", "recall_table"]
 
 DIMENSION = 384
 FINGERPRINT = f"generated/{DIMENSION}/l2/bench"
@@ -117,7 +117,20 @@ def fill_store(store: MemoryStore, corpus: Corpus, say: Callable[[str], None]) -
     started = time.perf_counter()
     for start in range(0, len(corpus), _BATCH):
         end = min(len(corpus), start + _BATCH)
-        memories = [_memory(corpus, place) for place in range(start, end)]
+        memories = []
+        for place in range(start, end):
+            user = int(corpus.users[place])
+            memories.append(
+                Memory(
+                    memory_id=f"bench-{place}",
+                    content=corpus.text(place),
+                    type=MemoryType.CONTEXT,
+                    scope=Scope.GLOBAL if user < 0 else Scope.USER,
+                    user_id=None if user < 0 else f"user-{user}",
+                    tags=(_TAGS[corpus.tags[place]],),
+                    valid_until=NOW_NS - 1 if corpus.is_expired[place] else None,
+                )
+            )
         store.declare(memories, vectors=corpus.vectors[start:end], fingerprint=FINGERPRINT)
         say(f"{end:,} of {len(corpus):,} memories declared")
     return time.perf_counter() - started
@@ -162,6 +175,26 @@ def recall_bars(rows: Sequence[Row], facts: dict[str, dict[str, float]]) -> list
     return bars
 
 
+def recall_table(facts: Mapping[str, Mapping[str, float]]) -> Table:
+    """What each store took, and how complete its answers were."""
+    columns = {
+        "p50_ms": "P50 ms",
+        "p95_ms": "P95 ms",
+        "p99_ms": "P99 ms",
+        "cpu_p95_ms": "CPU P95 ms",
+        "vector_recall": "vectors @5",
+        "ranking_recall": "ranking @5",
+        "n_outside": "outside",
+        "declare_s": "declare s",
+        "build_s": "build s",
+        "open_s": "open s",
+    }
+    rows = [
+        (f"{int(count):,}", *(f"{found[name]:.3g}" for name in columns)) for count, found in facts.items()
+    ]
+    return build_table((), ("memories", *columns.values()), rows)
+
+
 def _measure(
     corpus: Corpus, queries: Sequence[Query], recall: MemoryRecall, say: Callable[[str], None]
 ) -> tuple[Row, dict[str, float]]:
@@ -185,7 +218,9 @@ def _measure(
         np.argpartition(-similarities, TOP_K)[:TOP_K]
         peer_s.append(time.perf_counter() - started)
         n_outside += int(np.count_nonzero(~corpus.allowed(query)[places]))
-        vector_shares.append(_share(_nearest(recall, query), similarities))
+        tags = () if query.tag is None else (_TAGS[query.tag],)
+        nearest = recall.search_vectors(query.vector, RowFilter(_viewer(query), NOW_NS, tags=tags), TOP_K)
+        vector_shares.append(_share([_place(memory_id) for memory_id in nearest], similarities))
         ranking_shares.append(_share(places, _relevance(corpus, query, similarities, holders)))
     timing = Timing(tuple(ours_s), tuple(peer_s))
     facts = {
@@ -211,12 +246,6 @@ def _recall(recall: MemoryRecall, query: Query) -> list[int]:
         query_vector=query.vector,
     )
     return [_place(result.memory.memory_id) for result in found]
-
-
-def _nearest(recall: MemoryRecall, query: Query) -> list[int]:
-    tags = () if query.tag is None else (_TAGS[query.tag],)
-    wanted = RowFilter(_viewer(query), NOW_NS, tags=tags)
-    return [_place(memory_id) for memory_id in recall.search_vectors(query.vector, wanted, TOP_K)]
 
 
 def _share(places: Sequence[int], scores: NDArray[np.floating]) -> float:
@@ -257,19 +286,6 @@ def _holders(corpus: Corpus, queries: Sequence[Query]) -> dict[str, NDArray[np.i
         _spell(number): np.unique(places[order][bounds[at] : bounds[at + 1]])
         for at, number in enumerate(numbers.tolist())
     }
-
-
-def _memory(corpus: Corpus, place: int) -> Memory:
-    user = int(corpus.users[place])
-    return Memory(
-        memory_id=f"bench-{place}",
-        content=corpus.text(place),
-        type=MemoryType.CONTEXT,
-        scope=Scope.GLOBAL if user < 0 else Scope.USER,
-        user_id=None if user < 0 else f"user-{user}",
-        tags=(_TAGS[corpus.tags[place]],),
-        valid_until=NOW_NS - 1 if corpus.is_expired[place] else None,
-    )
 
 
 def _place(memory_id: str) -> int:

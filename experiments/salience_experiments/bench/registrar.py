@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from salience_experiments.bench.result import Bar
-from salience_memory.registrar import NoticingPack, read_utterance, shipped_noticing_packs
+from salience_experiments.bench.measure import Bar
+from salience_memory.registrar import read_utterance, shipped_noticing_packs
 
 __all__ = ["ORDINARY", "SLOW", "RegistrarTimes", "measure_registrar", "registrar_bars"]
 
@@ -71,7 +71,14 @@ def measure_registrar(repeats: int) -> RegistrarTimes:
     packs = shipped_noticing_packs()
     for text in (*ORDINARY, *SLOW):
         read_utterance(text, packs)  # patterns are compiled at their first use
-    rounds = [[_seconds(text, packs) for text in (*ORDINARY, *SLOW)] for _ in range(repeats)]
+    rounds: list[list[float]] = []
+    for _ in range(repeats):
+        rounds.append([])
+        for text in (*ORDINARY, *SLOW):
+            # This thread's processor time: a few tens of microseconds drown in the time others take from it.
+            started = time.thread_time()
+            read_utterance(text, packs)
+            rounds[-1].append(time.thread_time() - started)
     count = len(ORDINARY)
     slow = [_quantile(times, 0.5) for times in zip(*(one[count:] for one in rounds), strict=True)]
     return RegistrarTimes(tuple(seconds for one in rounds for seconds in one[:count]), tuple(slow))
@@ -84,13 +91,6 @@ def registrar_bars(times: RegistrarTimes) -> list[Bar]:
         Bar("ordinary utterance, p99 ms", 1e3 * times.p99_s, 1e3 * LIMIT_S),
         Bar("slowest utterance made to be slow, ms", 1e3 * max(times.slow_s), 1e3 * LIMIT_S),
     ]
-
-
-def _seconds(text: str, packs: Sequence[NoticingPack]) -> float:
-    # This thread's processor time: a few tens of microseconds drown in the time others take from it.
-    started = time.thread_time()
-    read_utterance(text, packs)
-    return time.thread_time() - started
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

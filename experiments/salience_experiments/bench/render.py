@@ -3,16 +3,16 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from salience.context import ContextTemplate, load_template, render_context
-from salience.context.rendering import CountTokens, RenderedContext
-from salience_experiments.bench.result import Bar
+from salience.context import load_template, render_context
+from salience.context.rendering import CountTokens
+from salience_experiments.bench.measure import Bar, build_table
 from salience_memory import Memory, MemoryType
 
 __all__ = ["RenderTiming", "build_memories", "measure_render", "render_bars", "render_table"]
@@ -75,9 +75,21 @@ def measure_render(
         update={"sections": tuple(s.model_copy(update={"max_tokens": 10**6}) for s in shipped.sections)}
     )
     timings: list[RenderTiming] = []
-    for counted, count in (("counts excluded", _count_freely), ("counts included", count_tokens)):
-        for cut, chosen in (("all rendered", roomy), ("cut to budget", shipped)):
-            timings.append(_time(f"{cut}, {counted}", partial(_render, chosen, memories, count), repeats))
+    counters = {"counts excluded": lambda text: len(text) // 4, "counts included": count_tokens}
+    for (counted, count), (cut, chosen) in product(
+        counters.items(), {"all rendered": roomy, "cut to budget": shipped}.items()
+    ):
+        render = partial(
+            render_context, chosen, memories, count_tokens=count, budget_tokens=10**6, now_ns=_NOW_NS
+        )
+        first, samples = render(), []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            again = render()
+            samples.append((time.perf_counter() - started) * 1000.0)
+            assert again.text.encode() == first.text.encode()
+        n_rendered, n_truncated = len(first.spans), len(first.truncations)
+        timings.append(RenderTiming(f"{cut}, {counted}", tuple(samples), n_rendered, n_truncated))
     return timings
 
 
@@ -92,30 +104,8 @@ def render_bars(timings: Sequence[RenderTiming], n_memories: int) -> list[Bar]:
 
 def render_table(timings: Sequence[RenderTiming]) -> Table:
     """Median and 95th percentile of each way to render."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("render")
-    for heading in ("median ms", "p95 ms", "rendered", "left out"):
-        table.add_column(heading, justify="right")
-    for timing in timings:
-        counts = (str(timing.n_rendered), str(timing.n_truncated))
-        table.add_row(timing.name, f"{timing.median_ms:.2f}", f"{timing.p95_ms:.2f}", *counts)
-    return table
-
-
-def _render(template: ContextTemplate, memories: Sequence[Memory], count: CountTokens) -> RenderedContext:
-    return render_context(template, memories, count_tokens=count, budget_tokens=10**6, now_ns=_NOW_NS)
-
-
-def _count_freely(text: str) -> int:
-    return len(text) // 4
-
-
-def _time(name: str, render: Callable[[], RenderedContext], repeats: int) -> RenderTiming:
-    first = render()
-    samples: list[float] = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        again = render()
-        samples.append((time.perf_counter() - started) * 1000.0)
-        assert again.text.encode() == first.text.encode()
-    return RenderTiming(name, tuple(samples), len(first.spans), len(first.truncations))
+    rows = [
+        (t.name, f"{t.median_ms:.2f}", f"{t.p95_ms:.2f}", str(t.n_rendered), str(t.n_truncated))
+        for t in timings
+    ]
+    return build_table(("render",), ("median ms", "p95 ms", "rendered", "left out"), rows)

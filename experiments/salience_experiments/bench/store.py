@@ -1,20 +1,21 @@
-"""The store: how many declares a second several processes make durable together, and what a kill loses."""
+"""The store: how many declares a second several processes make durable together."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.table import Table
+
 import salience_memory
 from salience_experiments.bench import rate_writer
-from salience_experiments.bench.crash_trial import CrashReport
-from salience_experiments.bench.result import Bar
+from salience_experiments.bench.measure import Bar, build_table
 from salience_memory import MemoryStore
 
-__all__ = ["DeclareRate", "measure_rates", "store_bars"]
+__all__ = ["DeclareRate", "measure_rates", "rates_table", "store_bars"]
 
 PROCESSES = 4
 _GROUPS = (64, 1)
@@ -59,16 +60,20 @@ def measure_rates(folder: Path, declares: int, say: Callable[[str], None]) -> li
     return rates
 
 
-def store_bars(rates: list[DeclareRate], crash: CrashReport) -> list[Bar]:
-    """The group commit of the store's default durability, and nothing lost to kill -9."""
+def store_bars(rates: list[DeclareRate]) -> list[Bar]:
+    """The group commit of the store's default durability."""
     (grouped,) = [rate for rate in rates if rate.group > 1 and rate.synchronous == "full"]
     name = f"declares/s from {PROCESSES} processes, {grouped.group} to a commit, synchronous=FULL"
-    return [
-        Bar(name, grouped.per_second, 1_800, is_floor=True),
-        Bar(
-            f"rows lost or torn after {crash.kills} kills, {crash.acknowledged} writes", len(crash.faults), 0
-        ),
+    return [Bar(name, grouped.per_second, 1_800, is_floor=True)]
+
+
+def rates_table(rates: Sequence[DeclareRate]) -> Table:
+    """Declares a second by how they are committed."""
+    rows = [
+        (str(rate.group), rate.synchronous.upper(), str(rate.declares), f"{rate.per_second:,.0f}")
+        for rate in rates
     ]
+    return build_table((), ("declares to a commit", "synchronous", "declares", "declares/s"), rows)
 
 
 def _time_writers(path: Path, count: int, group: int, synchronous: str) -> float:

@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from salience_experiments.bench.measure import Timing, alternate
-from salience_experiments.bench.result import Bar, Row
+from salience_experiments.bench.measure import Bar, Row, Timing, alternate
 from salience_models import BiasPlan, DecodeState, LanguageModel, Request, TokenSpan
 from salience_models.weights.loader import load_model
 
@@ -133,7 +132,12 @@ def compare_models(
     unbiased = OurLoop(lm, [Request(prompt) for prompt in prompts], case.decode_steps)
     difference = _logit_difference(unbiased, StockLoop(stock, prompts), min(CHECKED_STEPS, case.decode_steps))
     say(f"{name}: {repeats} rounds of prefill and {case.decode_steps} decode steps, ours and stock in turn")
-    biased = [Request(prompt, _plan(len(prompt))) for prompt in prompts]
+    # A bias on a block in the middle, in every layer and head and for every row that sees it.
+    biased = []
+    for prompt in prompts:
+        start, end = len(prompt) // 3, len(prompt) // 2
+        block = TokenSpan(name="block", start=start, end=end, bias_nats=BIAS_NATS)
+        biased.append(Request(prompt, BiasPlan(spans=(block,))))
     ours, theirs = alternate(
         lambda: _time_phases(OurLoop(lm, biased, case.decode_steps), case.decode_steps),
         lambda: _time_phases(StockLoop(stock, prompts), case.decode_steps),
@@ -162,11 +166,6 @@ def make_prompts(lengths: Sequence[int], vocab_size: int) -> list[tuple[int, ...
     draw = torch.Generator().manual_seed(0)
     lowest = min(100, vocab_size // 2)
     return [tuple(torch.randint(lowest, vocab_size, (n,), generator=draw).tolist()) for n in lengths]
-
-
-def _plan(length: int) -> BiasPlan:
-    """A bias on a block in the middle, in every layer and head and for every row that sees it."""
-    return BiasPlan(spans=(TokenSpan(name="block", start=length // 3, end=length // 2, bias_nats=BIAS_NATS),))
 
 
 def _time_phases(loop: Loop, decode_steps: int) -> dict[str, float]:

@@ -20,7 +20,6 @@ from salience_experiments.tasks.base import (
     RenderedPrompt,
     check_layout,
 )
-from salience_models.constraints.bans import contains_banned
 
 UNPLACED = "unplaced"
 """The only position: no block is shown."""
@@ -91,6 +90,10 @@ class ConstraintTask:
 
     def score(self, item: Item, answer: str) -> float:
         """Return 1.0 if the answer keeps the rule, 0.0 if a banned word stands in it anywhere."""
+        from salience_models.constraints.bans import (
+            contains_banned,  # torch, for scores alone
+        )
+
         return float(not contains_banned(answer, WORDS))
 
     def is_settled(self, item: Item, answer: str) -> bool:

@@ -16,9 +16,9 @@ __all__ = ["render"]
 def render(turn: Turn, parts: Parts) -> None:
     """The template's context as the system's message, the dialogue so far, and what is asked now.
 
-    The version is negotiated and checked before anything is computed from the text. What no longer fits of the
-    dialogue becomes a digest below the context. With a store, the audit trail tells of conflicts and of the
-    render.
+    The version is negotiated and checked before anything is computed from the text. What no longer fits of
+    the dialogue becomes a digest below the context. With a store, the audit trail tells of conflicts and of
+    the render.
 
     Raises:
         ContextOverBudget: Rules and state do not fit into their share of the window.

@@ -1,4 +1,4 @@
-"""Step 6, settle: what was said is kept and registered, what was used is fed back, and the audit trail says so."""
+"""Step 6, settle: what was said is kept and registered, what was used is fed back, and the audit says so."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import salience_memory
-from salience_experiments.bench.crash_trial import CrashReport
-from salience_experiments.bench.store import DeclareRate, store_bars
 from salience_memory import MemoryStore, Viewer
 
 COUNT = 40
@@ -62,11 +60,3 @@ def test_threads_share_a_store_by_turns(store, remember):
         contents = list(pool.map(declare, range(100)))
     assert contents == [f"fact {number}" for number in range(100)]
     assert store.count() == store.latest_seq() == 100
-
-
-def test_the_benchmark_passes_only_at_its_rate_and_with_nothing_lost():
-    slow, fast = (DeclareRate(64, "full", 7_200, seconds) for seconds in (4.1, 4.0))
-    ignored = DeclareRate(64, "normal", 1, 1.0)
-    sound, torn = CrashReport(kills=20), CrashReport(kills=20, faults=["ann after step 3"])
-    assert [bar.is_met for bar in store_bars([ignored, fast], sound)] == [True, True]
-    assert [bar.is_met for bar in store_bars([ignored, slow], torn)] == [False, False]
