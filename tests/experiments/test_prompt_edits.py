@@ -11,19 +11,18 @@ from salience_experiments.tasks import (
     KvTask,
     Layout,
     QaTask,
-    SynthwikiTask,
     Task,
     plain_layout,
 )
+from salience_experiments.tasks.documents import DocumentsRecord, DocumentsTask
 from salience_experiments.tasks.kv import KvRecord
 from salience_experiments.tasks.qa import Passage, QaRecord
-from salience_experiments.tasks.synthwiki import SynthwikiRecord
 
 QA = QaTask("x", (QaRecord(0, "q?", ("g",), Passage("G", "g"), (Passage("A", "a"), Passage("B", "b"))),))
 TASKS: dict[str, Task] = {
     "kv": KvTask("x", (KvRecord("g", "1", (("a", "2"), ("b", "3"))),)),
     "qa": QA,
-    "synthwiki": SynthwikiTask((SynthwikiRecord(0, "q?", "g", "G g", ("A a", "B b")),)),
+    "synthwiki": DocumentsTask((DocumentsRecord(0, "q?", ("g",), "G g", ("A a", "B b")),)),
 }
 WEIGHTS = {"d0": 0.9, "d1": 0.7}  # gold keeps the neutral 0.5
 

@@ -15,11 +15,12 @@ from salience_experiments.tasks.base import (
     plain_layout,
 )
 from salience_experiments.tasks.constraint import ConstraintTask, constraint_generated
+from salience_experiments.tasks.documents import DocumentsTask, documents_from_file
 from salience_experiments.tasks.kv import AnswerStyle, KvTask, kv_from_file, kv_generated
 from salience_experiments.tasks.neutral import NeutralTask, neutral_from_oracle
 from salience_experiments.tasks.parity import ParityCell, mismatches, parity_scores
 from salience_experiments.tasks.qa import QaSetting, QaTask, qa_from_file, qa_from_oracle
-from salience_experiments.tasks.synthwiki import SynthwikiTask, synthwiki_from_file
+from salience_experiments.tasks.synthwiki import synthwiki_from_file
 
 __all__ = [
     "GOLD_BLOCK",
@@ -29,6 +30,7 @@ __all__ = [
     "Block",
     "CharSpan",
     "ConstraintTask",
+    "DocumentsTask",
     "Draw",
     "Item",
     "KvTask",
@@ -39,9 +41,9 @@ __all__ = [
     "QaSetting",
     "QaTask",
     "RenderedPrompt",
-    "SynthwikiTask",
     "Task",
     "constraint_generated",
+    "documents_from_file",
     "kv_from_file",
     "kv_generated",
     "mismatches",
