@@ -3,18 +3,32 @@
 A GGUF file carries vocabulary, merges and special ids, not the rules that cut text into pieces. transformers
 guesses them, and differently by version: 5.17 gives Gemma neither `<bos>` nor its merges, and SmolLM2 the
 wrong EOS; 5.24 is right on those, yet cuts digits for SmolLM2 as GPT-2 does, which makes two tokens of a
-blank line before a number (a numbered list of three becomes 17 nats less likely). Hence these two families
-are built here, alike under every version; others are transformers' own, with their special tokens corrected.
+blank line before a number (a numbered list of three becomes 17 nats less likely); and it reads a vocabulary
+of 150,000 for half a minute. Hence these families and Qwen's are built here, alike under every version;
+others are transformers' own, with their special tokens corrected.
 """
 
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-DIGITS_FIRST = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""Values of `tokenizer.ggml.pre` under which every digit stands alone and the rest is cut as GPT-2 does."""
+_DIGITS = pre_tokenizers.Digits(individual_digits=True)
+_GPT2_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+_SPLITS = {
+    **{pre: [_DIGITS, _GPT2_WORDS] for pre in ("smollm", "starcoder", "refact", "command-r", "codeshell")},
+    "qwen2": [
+        pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ],
+}
+"""How text is cut before merging, by `tokenizer.ggml.pre` of byte-level tokenizers. In the first group every
+digit stands alone and the rest is cut as GPT-2 does."""
 
 _CONTROL, _USER_DEFINED = 3, 4
 _SPACE = "\u2581"
@@ -33,10 +47,60 @@ def build_tokenizer(gguf_file: Path, metadata: dict[str, Any]) -> PreTrainedToke
         for key, name in _SPECIAL_TOKENS.items()
         if f"tokenizer.ggml.{key}_token_id" in metadata
     }
+    model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", model == "llama")
+    if model == "gpt2" and split in _SPLITS:
+        merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+        backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(_SPLITS[split])
+        backend.decoder = decoders.ByteLevel()
+    elif model == "llama" and metadata["general.architecture"] in ("gemma", "gemma2", "gemma3"):
+        # SentencePiece BPE without a leading space; a file spells runs of spaces with real ones.
+        vocabulary = {_SPACE * len(t) if t and not t.strip(" ") else t: i for i, t in enumerate(tokens)}
+        backend = Tokenizer(
+            models.BPE(
+                vocab=vocabulary,
+                merges=derive_merges(vocabulary),
+                unk_token=special["unk_token"],
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+    else:
+        converted: Any = AutoTokenizer.from_pretrained(
+            gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True
+        )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=converted.backend_tokenizer,
+            chat_template=metadata.get("tokenizer.chat_template"),
+            **special,
+        )
+    if adds_bos:
+        bos = special["bos_token"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A",
+            pair=f"{bos} $A {bos}:1 $B:1",
+            special_tokens=[(bos, metadata["tokenizer.ggml.bos_token_id"])],
+        )
+    # Control tokens become special; user-defined ones are matched whole in any text, yet are text.
+    kinds = list(zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True))
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token, kind in kinds if kind == _CONTROL]
+    )
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=False)
+            for token, kind in kinds
+            if kind == _USER_DEFINED and backend.token_to_id(token) is not None
+        ]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=_build_backend(gguf_file, metadata),
-        chat_template=metadata.get("tokenizer.chat_template"),
-        **special,
+        tokenizer_object=backend, chat_template=metadata.get("tokenizer.chat_template"), **special
     )
 
 
@@ -44,70 +108,16 @@ def eos_token_ids(metadata: dict[str, Any]) -> list[int]:
     """Tokens that end an answer: the file's end of text and of turn, and the one its chat template writes.
 
     A file names one EOS; instruction-tuned Gemma files name `<eos>` and end their turns with `<end_of_turn>`.
+    Where texts begin with `<|endoftext|>`, as Qwen's, it also ends one: what follows would be another text.
     """
     named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    if bos is not None and metadata["tokenizer.ggml.tokens"][bos] == "<|endoftext|>":
+        named.append(bos)
     template = metadata.get("tokenizer.chat_template", "")
     ends = {token for token in _TURN_ENDS if token in template}
     written = [i for i, token in enumerate(metadata["tokenizer.ggml.tokens"]) if token in ends]
-    return sorted({i for i in [*named, *written] if i is not None})
-
-
-def _build_backend(gguf_file: Path, metadata: dict[str, Any]) -> Tokenizer:
-    model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if model == "gpt2" and split in DIGITS_FIRST:
-        backend = _build_digits_first(metadata)
-    elif model == "llama" and metadata["general.architecture"] in ("gemma", "gemma2", "gemma3"):
-        backend = _build_gemma(metadata)
-    else:
-        converted: Any = AutoTokenizer.from_pretrained(
-            gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True
-        )
-        return converted.backend_tokenizer
-    _add_tokens(backend, metadata)
-    return backend
-
-
-def _build_digits_first(metadata: dict[str, Any]) -> Tokenizer:
-    vocabulary = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _build_gemma(metadata: dict[str, Any]) -> Tokenizer:
-    """SentencePiece BPE without a leading space; a file spells runs of spaces with real ones."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    vocabulary = {_SPACE * len(t) if t and not t.strip(" ") else t: i for i, t in enumerate(tokens)}
-    unknown = tokens[metadata["tokenizer.ggml.unknown_token_id"]]
-    backend = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=derive_merges(vocabulary),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    backend.normalizer = normalizers.Replace(" ", _SPACE)
-    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    if metadata.get("tokenizer.ggml.add_bos_token", True):
-        bos = metadata["tokenizer.ggml.bos_token_id"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A",
-            pair=f"{tokens[bos]} $A {tokens[bos]}:1 $B:1",
-            special_tokens=[(tokens[bos], bos)],
-        )
-    return backend
+    return list(dict.fromkeys(i for i in [*named, *written] if i is not None))
 
 
 def derive_merges(vocabulary: dict[str, int]) -> list[tuple[str, str]]:
@@ -122,18 +132,3 @@ def derive_merges(vocabulary: dict[str, int]) -> list[tuple[str, str]]:
         for cut in range(len(token) - 1, 0, -1)
         if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
-
-
-def _add_tokens(backend: Tokenizer, metadata: dict[str, Any]) -> None:
-    """Control tokens become special; user-defined ones are matched whole in any text, yet are text."""
-    kinds = list(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"], strict=True))
-    backend.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token, kind in kinds if kind == _CONTROL]
-    )
-    backend.add_tokens(
-        [
-            AddedToken(token, normalized=False, special=False)
-            for token, kind in kinds
-            if kind == _USER_DEFINED and backend.token_to_id(token) is not None
-        ]
-    )

@@ -34,7 +34,12 @@ from salience_models.weights.architecture import check_config, check_implementat
 from salience_models.weights.bundled import pull
 from salience_models.weights.bundled_catalog import find_bundled
 from salience_models.weights.cache_folder import default_cache_dir
-from salience_models.weights.gguf_cache import convert_gguf, hash_file, load_converted_tokenizer
+from salience_models.weights.gguf_cache import (
+    convert_gguf,
+    file_quantization,
+    hash_file,
+    load_converted_tokenizer,
+)
 from salience_models.weights.hub import check_folder, fetch_hub, read_config
 from salience_models.weights.load_report import check_report
 from salience_models.weights.model_info import (
@@ -119,6 +124,7 @@ def load_model(
         revision=commit,
         path=folder,
         quantization=quantization,
+        file_quantization=file_quantization(folder),
         weights_sha256=sha256,
     )
     return LoadedModel(model, tokenizer, info)

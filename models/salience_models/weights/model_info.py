@@ -29,7 +29,9 @@ class ModelInfo:
         softcap: Bound of the attention scores (cap · tanh(score / cap)); None where scores are unbounded.
         dtype: Of the parameters, such as "float32".
         device: Of the input embedding, such as "cuda:0"; a device map may have put other layers elsewhere.
-        quantization: "bnb-4bit", "bnb-8bit" or None.
+        quantization: "bnb-4bit", "bnb-8bit" or None: how the parameters lie in memory.
+        file_quantization: Of the GGUF file that the parameters were unpacked from, such as "Q4_K_M"; None
+            where they did not come from one. `dtype` is what is computed in.
         eos_token_ids: Tokens that end generation; several for some chat models, none for some base models.
         has_chat_template: Whether chat messages can be encoded; a base model has no template.
         weights_sha256: Of the GGUF file; else `fingerprint_folder`; empty for a model built in memory.
@@ -49,6 +51,7 @@ class ModelInfo:
     dtype: str
     device: str
     quantization: str | None
+    file_quantization: str | None
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     weights_sha256: str
@@ -62,6 +65,7 @@ def info_from_model(
     revision: str | None = None,
     path: Path | None = None,
     quantization: str | None = None,
+    file_quantization: str | None = None,
     weights_sha256: str = "",
 ) -> ModelInfo:
     """Read a model's shape from its configuration and modules; also for models built from a configuration."""
@@ -82,6 +86,7 @@ def info_from_model(
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.get_input_embeddings().weight.device),
         quantization=quantization,
+        file_quantization=file_quantization,
         eos_token_ids=read_eos_token_ids(model.generation_config, model.config, tokenizer),
         has_chat_template=bool(tokenizer is not None and tokenizer.chat_template),
         weights_sha256=weights_sha256,
