@@ -27,6 +27,9 @@ PADDING_BASED_POSITIONS = frozenset(
 )
 """Model types that count positions from their padding token's id + 1; ours count from 0."""
 
+DRAFTERS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
+"""Model types that read another model's hidden states and keys: alone they answer nothing."""
+
 
 def check_config(config: PretrainedConfig) -> None:
     """Refuse an architecture by its configuration.
@@ -42,6 +45,11 @@ def check_config(config: PretrainedConfig) -> None:
         raise UnknownArchitecture(f"model_type must have a causal language model in transformers, got {kind}")
     if kind in PADDING_BASED_POSITIONS:
         raise UnsupportedAttention(f"positions must count from 0, got {kind}: they follow its padding id")
+    if kind in DRAFTERS:
+        raise UnsupportedAttention(f"keys must be the model's own, got {kind}: it drafts for another model")
+    n_loops = getattr(text_config(config), "n_recurrent_loops", 1)
+    if n_loops > 1:
+        raise UnsupportedAttention(f"each layer of {kind} must run once a pass, got {n_loops} loops")
     # Some versions of transformers name a hybrid's layers by block: "recurrent", "mamba", "attention".
     blocks = getattr(text_config(config), "layers_block_type", None) or ()
     others = sorted({*(layer_types(config) or ()), *blocks} - STEERABLE_LAYERS - {"attention"})
@@ -91,6 +99,8 @@ def check_implementation(model: PreTrainedModel, name: str) -> None:
 def attention_modules(model: PreTrainedModel) -> list[Any]:
     """The text decoder's self-attention modules, by layer; modules of a vision tower are left out."""
     decoder: nn.Module = model.get_decoder()
+    if not isinstance(decoder, PreTrainedModel):  # ModernBERT calls its output layer "decoder"
+        decoder = model.base_model
     modules: list[Any] = [m for m in decoder.modules() if hasattr(m, "layer_idx") and hasattr(m, "is_causal")]
     return sorted(modules, key=lambda module: module.layer_idx)
 
