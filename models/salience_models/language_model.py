@@ -14,6 +14,7 @@ from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
 from salience_models.decoding.cache import CacheKind, GrowingLayer, RowCache, build_cache, join_rows
 from salience_models.decoding.decode_state import DecodeState, Request
 from salience_models.decoding.length_groups import group_by_length
+from salience_models.decoding.rope_regime import in_regimes, rope_regime, watch_rope
 from salience_models.errors import InvalidPlan, PromptTooLong
 from salience_models.steering.attention import ATTENTION_NAME, register_attention, steered_by
 from salience_models.steering.batch_steering import SteeringRun
@@ -54,6 +55,7 @@ class LanguageModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.info = info_from_model(model, tokenizer) if info is None else info
+        self._rope_thresholds = watch_rope(model)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
@@ -127,8 +129,8 @@ class LanguageModel:
             chunk_tokens: Split the prefill into passes of at most this many columns.
             with_mass: Record receipts.
             impl: Kernel implementation, "auto" or a name; what ran is in the receipt.
-            prefix: Another request's cache, one for all rows or one per row; whatever tokens and steering
-                agree on is not computed again.
+            prefix: Another request's cache, one for all rows or one per row; whatever tokens, steering and
+                RoPE regime agree on is not computed again.
 
         Raises:
             PromptTooLong: A prompt plus `new_tokens` is over the context window.
@@ -141,6 +143,10 @@ class LanguageModel:
             raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
         room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
         self._check(requests, room)
+        for row, (request, new) in enumerate(zip(requests, room, strict=True)):
+            length = len(request.token_ids)
+            if kind is not CacheKind.GROWING and self._regime(length) != self._regime(length + new):
+                raise ValueError(self._one_regime_message(row))
         together = partial(self._prefill_together, chunk_tokens=chunk_tokens, with_mass=with_mass, impl=impl)
         rows: list[RowCache | None]
         rows = [prefix] * len(requests) if prefix is None or isinstance(prefix, RowCache) else [*prefix]
@@ -161,6 +167,16 @@ class LanguageModel:
         states = [together([requests[i] for i in g], kind, 0, [rows[i] for i in g]) for g in groups]
         return self._join(groups, states, max(room))
 
+    def _regime(self, length: int) -> int:
+        return rope_regime(length, self._rope_thresholds)
+
+    def _one_regime_message(self, row: int) -> str:
+        lengths = ", ".join(map(str, self._rope_thresholds))
+        return (
+            f"cache must be 'growing' for a request to pass {lengths} tokens, where this model's RoPE "
+            f"changes, got another and request {row} passing them"
+        )
+
     def _prefill_together(
         self,
         requests: Sequence[Request],
@@ -171,8 +187,10 @@ class LanguageModel:
         chunk_tokens: int | None,
         with_mass: bool,
         impl: str,
+        regimes: Sequence[int] | None = None,
     ) -> DecodeState:
         lengths = [len(r.token_ids) for r in requests]
+        regimes = [self._regime(length) for length in lengths] if regimes is None else regimes
         width = max(lengths)
         pads = [width - length for length in lengths]
         steerings = [RequestSteering(r.plan, len(r.token_ids)) for r in requests]
@@ -187,7 +205,9 @@ class LanguageModel:
             run.note_reused(start, self.info.layer_windows)
         tokens = [list(r.token_ids) for r in requests]
         capacity = width + room if kind is CacheKind.STATIC else None
-        state = DecodeState(steerings, tokens, pads, filled, run, start, torch.empty(0), capacity)
+        state = DecodeState(
+            steerings, tokens, pads, filled, run, start, torch.empty(0), list(regimes), capacity
+        )
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, tokens, strict=True)])
         for end in self._chunk_ends(state, width, chunk_tokens):
             state.logits = self._forward(state, ids[:, state.columns : end], keep=1)[:, -1]
@@ -222,7 +242,9 @@ class LanguageModel:
             ValueError: After an `extend` by different lengths, or a static cache is full.
             BiasNotApplied: A plan for answer rows that some layer did not apply.
         """
-        self._check_room(state, [None if token is None else 1 for token in token_ids], 1)
+        counts = [None if token is None else 1 for token in token_ids]
+        self._check_room(state, counts, 1)
+        self._enter_regimes(state, counts)
         fed = [0 if token is None else token for token in token_ids]
         for ids, token in zip(state.token_ids, fed, strict=True):
             ids.append(token)
@@ -241,14 +263,73 @@ class LanguageModel:
         lengths = [len(c) for c in continuations]
         longest = max(lengths)
         self._check_room(state, lengths, longest)
+        self._enter_regimes(state, lengths)
+        # A request may pass a threshold of the RoPE among these tokens: what follows it is fed apart.
+        firsts = [
+            next((n for n in range(1, length) if self._regime(len(ids) + n + 1) != regime), length)
+            for ids, length, regime in zip(state.token_ids, lengths, state.regimes, strict=True)
+        ]
+        if firsts != lengths:
+            logits = self._feed(state, [c[:n] for c, n in zip(continuations, firsts, strict=True)])
+            resumed = self.resume(state.rows(), state.requests, new_tokens=longest, like=state.run)
+            vars(state).update(vars(resumed))
+            rest = self.extend(state, [c[n:] for c, n in zip(continuations, firsts, strict=True)])
+            logits = F.pad(logits, (0, 0, 0, longest - logits.shape[1]))
+            for row, (n, length) in enumerate(zip(firsts, lengths, strict=True)):
+                logits[row, n:length] = rest[row, : length - n]
+            return logits
+        logits = self._feed(state, continuations)
+        state.logits = logits[:, -1] if min(lengths) == longest else torch.empty(0)
+        return logits
+
+    def _feed(self, state: DecodeState, continuations: Sequence[Sequence[int]]) -> Tensor:
+        """Feed tokens to requests that stay in their regimes, shorter ones padded on the right."""
+        longest = max(map(len, continuations))
         ids = torch.zeros(len(continuations), longest, dtype=torch.int64)
         for row, tokens in enumerate(continuations):
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
             state.token_ids[row].extend(tokens)
         logits = self._forward(state, ids, keep=longest)
-        state.logits = logits[:, -1] if min(lengths) == longest else torch.empty(0)
         state.run.check_applied(self.info.n_layers)
         return logits
+
+    def _enter_regimes(self, state: DecodeState, counts: Sequence[int | None]) -> None:
+        """Compute requests anew whose next token lies in another RoPE regime than their keys.
+
+        A longer (or, after tokens were taken back, a shorter) sequence is rotated by other frequencies from
+        its first token on, so nothing of the old cache is right. transformers' Phi-3 does the same when
+        `generate` passes the threshold; its other models go on with keys of both regimes.
+
+        Raises:
+            ValueError: The cache is one that rows can't be put back into.
+        """
+        moved = [
+            (row, regime)
+            for row, (ids, count) in enumerate(zip(state.token_ids, counts, strict=True))
+            if count and (regime := self._regime(len(ids) + 1)) != state.regimes[row]
+        ]
+        if not moved:
+            return
+        if not all(isinstance(layer, GrowingLayer) for layer in state.cache.layers):
+            raise ValueError(self._one_regime_message(moved[0][0]))
+        rows, steerings = state.rows(), list(state.requests)
+        for row, regime in moved:
+            steering, ids = state.requests[row], state.token_ids[row]
+            again = self._prefill_together(
+                [Request(tuple(ids[: steering.prompt_length]), steering.plan)],
+                CacheKind.GROWING,
+                len(ids),
+                [None],
+                chunk_tokens=None,
+                with_mass=state.run.with_mass,
+                impl=state.run.impl,
+                regimes=[regime],
+            )
+            if len(ids) > steering.prompt_length:
+                self._feed(again, [ids[steering.prompt_length :]])
+            (rows[row],), steerings[row] = again.rows(), again.requests[0]
+        resumed = self.resume(rows, steerings, new_tokens=state.columns, like=state.run)
+        vars(state).update(vars(resumed))
 
     def can_trim(self, state: DecodeState) -> bool:
         """Whether columns can be hidden: no window counts them, a bias reaches them, no mass was recorded."""
@@ -296,7 +377,8 @@ class LanguageModel:
         branches = [steering.branch() for steering in steerings]
         run = SteeringRun(branches, pads, self.device, with_mass=like.with_mass, impl=like.impl)
         tokens = [list(row.token_ids) for row in rows]
-        return DecodeState(branches, tokens, pads, cache, run, width, torch.empty(0))
+        regimes = [row.regime for row in rows]
+        return DecodeState(branches, tokens, pads, cache, run, width, torch.empty(0), regimes)
 
     def receipt(self, state: DecodeState, row: int) -> Receipt:
         """What steering did so far in request `row`; masses need `with_mass`."""
@@ -338,7 +420,7 @@ class LanguageModel:
         # On the CPU: it indexes the last layer's output, which a device map may put anywhere.
         kept = torch.arange(-keep, 0)
         arguments = {self._cache_argument: state.cache, "use_cache": True, "logits_to_keep": kept}
-        with steered_by(state.run):
+        with steered_by(state.run), in_regimes(state.regimes):
             output = self.model(
                 input_ids=ids.to(self.device),
                 attention_mask=mask.to(self.device),
@@ -371,12 +453,11 @@ class LanguageModel:
                     f"got {len(ids) + length} tokens"
                 )
 
-    @staticmethod
-    def _reusable(prefix: RowCache | None, request: Request, with_mass: bool) -> int:
+    def _reusable(self, prefix: RowCache | None, request: Request, with_mass: bool) -> int:
         """Tokens of `request` that `prefix` serves: no question rows where their mass is measured."""
         if prefix is None:
             return 0
-        count = prefix.reusable(request.token_ids, request.plan)
+        count = prefix.reusable(request.token_ids, request.plan, self._regime(len(request.token_ids)))
         return min(count, request.plan.first_question_row) if with_mass and request.plan.spans else count
 
     def _chunk_ends(self, state: DecodeState, width: int, chunk_tokens: int | None) -> list[int]:

@@ -92,7 +92,8 @@ class RowCache:
     """One request's keys and values without padding: per layer `[kv_head, key, head_dim]`.
 
     May be a view into a batch's cache; reading is safe, the batch's later steps only append.
-    `prompt_length` of the `token_ids` are the prompt's, the rest the answer's; `plan` steered them.
+    `prompt_length` of the `token_ids` are the prompt's, the rest the answer's; `plan` steered them, and
+    `regime` of the RoPE rotated the keys: a cache of one regime serves no request of another.
     """
 
     token_ids: tuple[int, ...]
@@ -100,13 +101,16 @@ class RowCache:
     plan: BiasPlan
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    regime: int = 0
 
-    def reusable(self, token_ids: Sequence[int], plan: BiasPlan) -> int:
+    def reusable(self, token_ids: Sequence[int], plan: BiasPlan, regime: int = 0) -> int:
         """How many leading positions serve a request: tokens and compiled steering agree up to there.
 
         At most all but the last token, whose logits a prefill must still compute, and none of the rows
         that share control solves on.
         """
+        if regime != self.regime:
+            return 0
         same = 0
         for mine, theirs in zip(self.token_ids, token_ids, strict=False):
             if mine != theirs:

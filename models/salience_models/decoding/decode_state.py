@@ -36,6 +36,7 @@ class DecodeState:
     They are empty after a `resume`, a `trim` and an `extend` by different lengths. `capacity` is how many
     columns a static cache holds; None where the cache grows. `hidden` `[batch, column]` says which of the
     columns so far hold nothing of a request any more, padding on its left apart; None where all do.
+    `regimes` name each request's RoPE regime (`rope_regime`).
     """
 
     requests: list[RequestSteering]
@@ -45,6 +46,7 @@ class DecodeState:
     run: SteeringRun
     columns: int
     logits: Tensor
+    regimes: list[int]
     capacity: int | None = None
     hidden: Tensor | None = None
 
@@ -87,6 +89,7 @@ class DecodeState:
                 self.requests[i].prompt_length,
                 self.requests[i].plan,
                 *part,
+                self.regimes[i],
             )
             for i, part in zip(wanted, parts, strict=True)
         ]
