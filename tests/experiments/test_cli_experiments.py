@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from salience.cli import main
+from salience_experiments import cli, spec
 from salience_experiments.manifests import load_manifest
 from salience_experiments.runner import RunOptions, run_directory
 from salience_experiments.spec import ExperimentSpec
@@ -245,6 +248,20 @@ def test_shipped_specs_are_listed_and_found_by_name_wherever_one_stands(
     assert "share_control" in capsys.readouterr().out
     assert "spec kv_1O must be a file or one of constraint, " in fail(capsys, "run", "kv_1O")
     assert main(["run"]) == 2
+
+
+def test_an_installed_wheel_finds_its_specs_and_keeps_results_out_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for source, target in build["force-include"].items():
+        shutil.copytree(ROOT / source, tmp_path / target)
+    for module in (cli, spec):
+        monkeypatch.setattr(module, "__file__", str(tmp_path / "salience_experiments" / "module.py"))
+    found = cli.find_spec("kv_10")
+    assert found == tmp_path / "salience_experiments" / "ablations" / "kv_10.yaml"
+    assert spec.load_spec(found).name == "kv_10"
+    assert cli.default_results(found) == Path("results")
 
 
 def test_help_and_lists_come_without_a_models_libraries():
