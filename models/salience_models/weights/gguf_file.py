@@ -204,9 +204,6 @@ _ARCHITECTURES = {
     "gemma2": _Architecture("gemma2", _GEMMA_KEYS, norm_offset=1),
     "gemma3": _Architecture("gemma3_text", _GEMMA_KEYS, norm_offset=1),
     "starcoder2": _Architecture("starcoder2", {"attention.layer_norm_epsilon": "norm_epsilon"}),
-    "stablelm": _Architecture(
-        "stablelm", {"attention.layer_norm_epsilon": "layer_norm_eps"}, rotates_part=True
-    ),
     "nemotron": _Architecture(
         "nemotron", {"attention.layer_norm_epsilon": "norm_eps"}, rotates_part=True, norm_offset=1
     ),
@@ -236,6 +233,7 @@ _NEUTRAL: dict[str, Any] = {
     "nextn_predict_layers": 0,
     "pooling_type": 0,
     "residual_scale": 1.0,
+    "rope.scaling.attn_factor": 1.0,
     "tensor_data_layout": "Meta AI original pth",  # of the file the converter read, not of this one
 }
 """Keys that no architecture above reads, at the value that changes nothing; any other value is refused."""
@@ -308,16 +306,14 @@ def read_config(file: GgufFile) -> PretrainedConfig:
         values["layer_types"] = ["sliding_attention" if s else "full_attention" for s in slides[:n_layers]]
     if kind == "phi3":
         values["sliding_window"] = values.get("sliding_window") or None
-    if kind == "stablelm":
-        values["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in names
-        left.pop("use_parallel_residual", None)
     # A bias that one layer has, every layer has: what is missing then is refused when tensors are matched.
-    biases = {
-        "stablelm": {"use_qkv_bias": "attn_q"},
-        "starcoder2": {"use_bias": "attn_q"},
-        "qwen2_moe": {"qkv_bias": "attn_q"},
-    }.get(kind, {"attention_bias": "attn_q", "mlp_bias": "ffn_up"} if kind not in ("qwen2", "gpt2") else {})
-    values |= {option: f"blk.0.{tensor}.bias" in names for option, tensor in biases.items()}
+    if kind == "starcoder2":
+        values["use_bias"] = "blk.0.attn_q.bias" in names
+    elif kind == "qwen2_moe":
+        values["qkv_bias"] = "blk.0.attn_q.bias" in names
+    elif kind not in ("qwen2", "gpt2"):
+        values["attention_bias"] = "blk.0.attn_q.bias" in names
+        values["mlp_bias"] = "blk.0.ffn_up.bias" in names
 
     for key, value in left.items():
         if key not in _NEUTRAL or _NEUTRAL[key] != value:
