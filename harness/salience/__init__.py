@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from salience.context.rendering import TruncationEvent
     from salience.context.template import ContextTemplate, load_template
-    from salience.context.truncation import TruncationEvent
     from salience.errors import (
         ContextError,
         ContextOverBudget,
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "salience.context.rendering": "TruncationEvent",
     "salience.context.template": "ContextTemplate load_template",
-    "salience.context.truncation": "TruncationEvent",
     "salience.errors": (
         "ContextError ContextOverBudget HarnessError MemoryFileInvalid ProtocolMismatch RulePackInvalid "
         "TemplateInvalid"

@@ -9,6 +9,7 @@ from salience_models import (
     Sampling,
     compile_rules,
     encode_chat,
+    encode_text,
     generate,
 )
 
@@ -27,8 +28,10 @@ def model_judge(lm: LanguageModel) -> Judge:
     constraint = compile_rules([_YES_OR_NO], lm.vocabulary)
 
     def judge(question: str) -> bool:
-        assert lm.tokenizer is not None
-        prompt = encode_chat(lm.tokenizer, [Message("user", question)])
+        if lm.info.has_chat_template:
+            prompt = encode_chat(lm.tokenizer, [Message("user", question)])
+        else:
+            prompt = encode_text(lm.tokenizer, f"Question: {question}\nAnswer: ")
         request = Request(prompt.token_ids, constraint=constraint)
         (answer,) = generate(lm, [request], Sampling(max_new_tokens=8))
         return answer.text == "yes"

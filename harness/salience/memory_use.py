@@ -57,7 +57,8 @@ def count_memory_use(events: Iterable[AuditEvent]) -> list[MemoryUse]:
     weights: defaultdict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.kind == "generation":
-            references.update(_ids(event.facts.get("references")))
+            cited = event.facts.get("references")
+            references.update(map(str, cited.get("memory_ids", ())) if isinstance(cited, dict) else ())
         elif event.kind == "render":
             truncations.update(str(cut["memory_id"]) for cut in _entries(event.facts.get("truncations")))
             for entry in _entries(event.facts.get("rendered")):
@@ -95,7 +96,3 @@ def _entries(fact: Any) -> Iterator[Mapping[str, Any]]:
     for entry in fact if isinstance(fact, list) else ():
         if isinstance(entry, dict) and "memory_id" in entry:
             yield cast(Mapping[str, Any], entry)
-
-
-def _ids(fact: Any) -> list[str]:
-    return [str(memory_id) for memory_id in fact.get("memory_ids", ())] if isinstance(fact, dict) else []

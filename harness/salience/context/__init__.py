@@ -1,25 +1,31 @@
 """Context templates: which memories a prompt shows, where and how; needs no torch."""
 
-from salience.context.compaction import (
+from salience.context.escaping import escape_text, unescape_text
+from salience.context.history import (
     CompactedHistory,
     Compaction,
     CompactionMethod,
-    Utterance,
+    EventRule,
+    LayerBudgets,
+    LayerShares,
     compact_history,
+    extract_events,
 )
-from salience.context.escaping import escape_text, unescape_text
-from salience.context.events import EventRule, extract_events
-from salience.context.fingerprint import fingerprint_template
-from salience.context.layers import LayerBudgets, LayerShares
 from salience.context.protocol import (
     PROTOCOL_VERSIONS,
     ContextHeader,
     OnMismatch,
     check_header,
+    fingerprint_template,
     negotiate_version,
     parse_header,
 )
-from salience.context.rendering import RenderedContext, render_context
+from salience.context.rendering import (
+    RenderedContext,
+    TruncationEvent,
+    TruncationReason,
+    render_context,
+)
 from salience.context.template import (
     Accepts,
     ContextTemplate,
@@ -28,7 +34,6 @@ from salience.context.template import (
     list_templates,
     load_template,
 )
-from salience.context.truncation import TruncationEvent, TruncationReason
 
 __all__ = [
     "PROTOCOL_VERSIONS",

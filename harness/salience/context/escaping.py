@@ -39,7 +39,14 @@ _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 def escape_text(text: str) -> str:
     """The text as one line in which no delimiter begins; `unescape_text` gives it back."""
-    return _SPECIAL.sub(_escape_character, text)
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        if character in _BRACKETS:
+            return f"\\{character}" if _opens_delimiter(text, match.end()) else character
+        return _LETTERS.get(character) or f"\\u{{{ord(character):x}}}"
+
+    return _SPECIAL.sub(escape, text)
 
 
 def unescape_text(text: str) -> str:
@@ -47,11 +54,17 @@ def unescape_text(text: str) -> str:
     return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _CHARACTERS.get(m[2], m[2]), text)
 
 
-def _escape_character(match: re.Match[str]) -> str:
-    character = match[0]
-    if character in _BRACKETS:
-        return f"\\{character}" if _opens_delimiter(match.string, match.end()) else character
-    return _LETTERS.get(character) or f"\\u{{{ord(character):x}}}"
+def escape_json(value: Mapping[str, JsonValue]) -> str:
+    """Canonical JSON on one line in which no delimiter begins; still JSON of the same value."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        is_harmless = character in _BRACKETS and not _opens_delimiter(text, match.end())
+        # A backslash is JSON's own escape already.
+        return character if character == "\\" or is_harmless else f"\\u{ord(character):04x}"
+
+    return _SPECIAL.sub(escape, text)
 
 
 def _opens_delimiter(text: str, after_bracket: int) -> bool:
@@ -59,20 +72,6 @@ def _opens_delimiter(text: str, after_bracket: int) -> bool:
     following = unicodedata.normalize("NFKC", text[after_bracket : after_bracket + _REACH])
     visible = "".join(c for c in following if not c.isspace() and unicodedata.category(c) not in ("Cf", "Cc"))
     return visible.lstrip("/").casefold().startswith(_FOLDED)
-
-
-def escape_json(value: Mapping[str, JsonValue]) -> str:
-    """Canonical JSON on one line in which no delimiter begins; still JSON of the same value."""
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return _SPECIAL.sub(_escape_json_character, text)
-
-
-def _escape_json_character(match: re.Match[str]) -> str:
-    character = match[0]
-    is_kept = character == "\\" or (
-        character in _BRACKETS and not _opens_delimiter(match.string, match.end())
-    )
-    return character if is_kept else f"\\u{ord(character):04x}"
 
 
 def shorten_escaped(text: str, width: int) -> str:
@@ -86,12 +85,11 @@ def shorten_escaped(text: str, width: int) -> str:
         kept.append(unit)
         length += len(unit)
     following = text[length]
-    while kept and (_joins_before(following) or kept[-1] == "\u200d"):
+    # A mark, joiner, variation selector or skin tone belongs to the character before it, which goes too.
+    while kept and (
+        unicodedata.category(following[0]) in ("Mn", "Mc", "Me")
+        or "\u200d" in (following, kept[-1])
+        or "\U0001f3fb" <= following <= "\U0001f3ff"
+    ):
         following = kept.pop()
     return "".join(kept).rstrip() + "…"
-
-
-def _joins_before(character: str) -> bool:
-    """Whether a character belongs to the one before it: marks, joiners, variation selectors, skin tones."""
-    is_mark = unicodedata.category(character[0]) in ("Mn", "Mc", "Me")
-    return is_mark or character == "\u200d" or "\U0001f3fb" <= character <= "\U0001f3ff"

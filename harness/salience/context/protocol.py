@@ -3,11 +3,15 @@
 Version 1.1 is 1.2 without weights: none in the lines, and none that steer.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
+from salience.context.template import ContextTemplate
 from salience.errors import ProtocolMismatch
 
 __all__ = [
@@ -15,6 +19,7 @@ __all__ = [
     "ContextHeader",
     "OnMismatch",
     "check_header",
+    "fingerprint_template",
     "has_weights",
     "negotiate_version",
     "parse_header",
@@ -45,6 +50,17 @@ class ContextHeader:
 
     def __str__(self) -> str:
         return f"[MODEL_CONTEXT_PROTOCOL v{self.version} | fp:sha256:{self.fingerprint}]"
+
+
+@lru_cache(maxsize=64)
+def fingerprint_template(template: ContextTemplate) -> str:
+    """Sixteen hex digits of the SHA-256 of the template's whole content, so any change of it is another one.
+
+    The content is hashed as JSON in one spelling: keys sorted, no spaces, defaults written out.
+    """
+    fields = template.model_dump(mode="json")
+    spelt = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(spelt.encode()).hexdigest()[:16]
 
 
 def parse_header(text: str) -> ContextHeader:

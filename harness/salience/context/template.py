@@ -1,10 +1,17 @@
-"""Context templates: JSON that says which memories a prompt shows, where, how, and what is cut first."""
+"""Context templates: JSON that says which memories a prompt shows, where, how, and what is cut first.
+
+A section's `render` is text with `{field}`s and, in `[ ]`, parts left out with an absent field:
+`- {label}[ (weight: {weight})]` writes `- diet: vegan (weight: 0.72)`, and without weights `- diet: vegan`.
+Doubled braces and brackets stand for themselves.
+"""
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -18,16 +25,27 @@ from pydantic import (
     model_validator,
 )
 
-from salience.context.escaping import DELIMITERS, escape_text
-from salience.context.events import EventRule
-from salience.context.line_format import LineFormat, parse_line_format
+from salience.context.escaping import DELIMITERS, escape_text, shorten_escaped
+from salience.context.history import EventRule
 from salience.errors import TemplateInvalid, describe_validation
+from salience_memory.clock import from_ns
 from salience_memory.records import Memory, MemoryType
 
-__all__ = ["Accepts", "ContextTemplate", "Layer", "Section", "list_templates", "load_template"]
+__all__ = [
+    "Accepts",
+    "ContextTemplate",
+    "Layer",
+    "Line",
+    "LineFormat",
+    "Section",
+    "list_templates",
+    "load_template",
+    "parse_line_format",
+]
 
 DEFAULT_LINE_CHARS = 100
 
+_FOLDER = resources.files("salience.context") / "templates"
 _TAG = re.compile(r"[^\s:]+(?::[^\s:][^:]*)?")
 _Title = Annotated[str, StringConstraints(strip_whitespace=True)]
 
@@ -39,6 +57,163 @@ class Layer(StrEnum):
     """Constraints, beside the system's own rules; never shortened."""
     MEMORIES = "memories"
     """Recalled memories, as marked data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A memory as one line; `[start, end)` is its block: from the first field up to the content's end."""
+
+    text: str
+    start: int
+    end: int
+    is_shortened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Literal text, or a field where `is_field`; pieces with one `group` are left out together."""
+
+    text: str
+    is_field: bool
+    group: int | None
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """A parsed `render` text."""
+
+    pieces: tuple[_Piece, ...]
+
+    @property
+    def fixed_chars(self) -> int:
+        """Characters of a line that is left with nothing but its content."""
+        return sum(10 if p.is_field else len(p.text) for p in self.pieces if p.group is None) - 10
+
+    def write(self, memory: Memory, *, weight: float | None, max_chars: int | None = None) -> Line:
+        """One line of at most `max_chars` characters: its content is shortened, then optional parts go."""
+        values: dict[str, str | None] = {}
+        for piece in self.pieces:
+            if piece.is_field:
+                text = _FIELDS[piece.text](memory, weight)
+                values[piece.text] = escape_text(text) if text else None
+        gone = {piece.group for piece in self.pieces if piece.is_field and values[piece.text] is None}
+        line = self._join(values, gone)
+        if max_chars is None or len(line.text) <= max_chars:
+            return line
+        main = next(name for name in ("content", "label") if name in values)
+        content = values[main]
+        assert content is not None
+        if len(line.text) - len(content) > max_chars // 2:
+            gone |= {piece.group for piece in self.pieces}
+            line = self._join(values, gone)
+        room = max_chars - (len(line.text) - len(content))
+        line = self._join(values | {main: shorten_escaped(content, max(1, room))}, gone)
+        return Line(line.text, line.start, line.end, is_shortened=True)
+
+    def _join(self, values: dict[str, str | None], gone: set[int | None]) -> Line:
+        parts: list[str] = []
+        length, start, end = 0, -1, 0
+        for piece in self.pieces:
+            if piece.group is not None and piece.group in gone:
+                continue
+            text = values[piece.text] if piece.is_field else piece.text
+            assert text is not None
+            if piece.is_field and start < 0:
+                start = length
+            parts.append(text)
+            length += len(text)
+            if piece.is_field and piece.text in _MAIN_FIELDS:
+                end = length
+        return Line("".join(parts), start, end)
+
+
+def _value(memory: Memory) -> str | None:
+    """The value in words; of a registrar's `{who, what, when, result}` the result, else as JSON."""
+    value = memory.value
+    if isinstance(value, dict) and isinstance(value.get("result"), str):
+        value = value["result"]
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+_FIELDS: dict[str, Callable[[Memory, float | None], str | None]] = {
+    "content": lambda m, _: m.content.strip(),
+    "label": lambda m, _: (
+        m.content.strip() if m.key is None else f"{m.key}: {_value(m) or m.content.strip()}"
+    ),
+    "memory_id": lambda m, _: m.memory_id,
+    "type": lambda m, _: m.type.value,
+    "urgency": lambda m, _: m.urgency.value,
+    "trust": lambda m, _: f"{m.trust:.2f}",
+    "key": lambda m, _: m.key,
+    "value": lambda m, _: _value(m),
+    "weight": lambda _, weight: None if weight is None else f"{weight:.2f}",
+    "scope": lambda m, _: m.scope and m.scope.value,
+    "tags": lambda m, _: ", ".join(m.tags) or None,
+    "valid_until": lambda m, _: (
+        None
+        if m.valid_until is None
+        else from_ns(m.valid_until, m.timezone_offset_min).isoformat(timespec="minutes")
+    ),
+    "source_id": lambda m, _: m.provenance and m.provenance.source_id,
+    "source_format": lambda m, _: m.provenance and m.provenance.source_format,
+    "source_location": lambda m, _: m.provenance and m.provenance.source_location,
+    "verification": lambda m, _: m.provenance and m.provenance.verification.value,
+}
+"""What a line may show. `label` is `key: value` where a memory holds both, `key: content` with a key alone,
+else the content; `weight` is what the memory steers with, absent in a version without weights."""
+
+_MAIN_FIELDS = ("content", "label")
+_ALWAYS_SHOWN = ("content", "label", "type", "urgency", "trust")
+"""The rest may be absent, or too long for its line."""
+
+_TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{([^{}]*)\}|[\[\]{}]|[^\[\]{}]+")
+
+
+@lru_cache(maxsize=256)
+def parse_line_format(text: str) -> LineFormat:
+    """Parse a `render` text.
+
+    Raises:
+        ValueError: An unknown field, one that may be absent outside `[ ]`, not exactly one of `{content}` and
+            `{label}` outside `[ ]`, an unbalanced brace or bracket, or a line break.
+    """
+    pieces: list[_Piece] = []
+    group: int | None = None
+    n_groups = 0
+    if len(f"{text}.".splitlines()) != 1:
+        raise ValueError(f"render must be one line, got {text!r}")
+    for match in _TOKEN.finditer(text):
+        token, name = match[0], match[1]
+        if name is not None:
+            if name not in _FIELDS:
+                raise ValueError(f"render must hold fields out of {', '.join(_FIELDS)}, got {{{name}}}")
+            if group is None and name not in _ALWAYS_SHOWN:
+                raise ValueError(
+                    f"render must hold {{{name}}} inside [ ], as it may be left out, got it outside"
+                )
+            pieces.append(_Piece(name, True, group))
+        elif token == "[" and group is None:
+            group, n_groups = n_groups, n_groups + 1
+        elif token == "]" and group is not None:
+            if not any(piece.is_field and piece.group == group for piece in pieces):
+                raise ValueError(f"render must hold a field in each pair of [ ], got none in one of {text!r}")
+            group = None
+        elif token in "[]{}":
+            raise ValueError(
+                f"render must hold balanced, unnested braces and brackets, got {token!r} in {text!r}"
+            )
+        else:
+            pieces.append(_Piece(token[0] if token in ("{{", "}}", "[[", "]]") else token, False, group))
+    if group is not None:
+        raise ValueError(f"render must hold balanced, unnested braces and brackets, got '[' in {text!r}")
+    main = [piece for piece in pieces if piece.is_field and piece.text in _MAIN_FIELDS]
+    if len(main) != 1 or main[0].group is not None:
+        raise ValueError(
+            f"render must hold exactly one of {{content}} and {{label}}, outside [ ], got {text!r}"
+        )
+    return LineFormat(tuple(pieces))
 
 
 class Accepts(BaseModel):
@@ -74,8 +249,8 @@ class Accepts(BaseModel):
 class Section(BaseModel):
     """One group of memories. Sections stand in the order listed; `priority` says which are cut last.
 
-    `render` is a line as `line_format` reads it. A memory's line holds at most `max_line_chars` characters
-    (default 100); constraints are never shortened, so the layer `rules` takes no such bound.
+    `render` is a line as `parse_line_format` reads it. A memory's line holds at most `max_line_chars`
+    characters (default 100); constraints are never shortened, so the layer `rules` takes no such bound.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,7 +261,7 @@ class Section(BaseModel):
     max_tokens: int = Field(ge=1, description="Of the section, its title included.")
     layer: Layer = Layer.MEMORIES
     title: _Title = Field(default="", description="A line above the memories; none where empty.")
-    render: str = "- {label}[ (weight: {weight})]"
+    render: str = "- {content}"
     max_line_chars: int | None = Field(default=None, ge=40)
 
     @field_validator("title")
@@ -202,39 +377,27 @@ def load_template(source: str | Path) -> ContextTemplate:
     """
     text = str(source)
     if isinstance(source, Path) or text.endswith(".json"):
-        return _parse(_read_file(Path(source)), f"template file {text}")
-    names = list_templates()
-    if text not in names:
-        raise TemplateInvalid(
-            f"template must be one of {', '.join(names)} or a path that ends in .json, got {text!r}"
-        )
-    return _parse(_folder().joinpath(f"{text}.json").read_bytes(), f"template {text}")
-
-
-def list_templates() -> list[str]:
-    """Names of the shipped templates."""
-    names = (entry.name for entry in _folder().iterdir())
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
-
-
-def _folder() -> Traversable:
-    return resources.files("salience.context") / "templates"
-
-
-def _read_file(file: Path) -> bytes:
+        file, where = Path(source), f"template file {text}"
+    elif text in list_templates():
+        file, where = _FOLDER / f"{text}.json", f"template {text}"
+    else:
+        names = ", ".join(list_templates())
+        raise TemplateInvalid(f"template must be one of {names} or a path that ends in .json, got {text!r}")
     try:
-        return file.read_bytes()
+        fields = json.loads(file.read_bytes(), object_pairs_hook=_refuse_repeats)
+        return ContextTemplate.model_validate(fields)
     except OSError as error:
         raise TemplateInvalid(f"template file {file} cannot be read: {error.strerror or error}") from error
-
-
-def _parse(data: bytes, where: str) -> ContextTemplate:
-    try:
-        return ContextTemplate.model_validate(json.loads(data, object_pairs_hook=_refuse_repeats))
     except ValidationError as error:
         raise TemplateInvalid(f"{where}: {describe_validation(error)}") from error
     except ValueError as error:
         raise TemplateInvalid(f"{where}: {error}") from error
+
+
+def list_templates() -> list[str]:
+    """Names of the shipped templates."""
+    names = (entry.name for entry in _FOLDER.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
 def _refuse_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

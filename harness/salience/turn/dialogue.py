@@ -7,7 +7,7 @@ is gone here, and so is the digest that told of it.
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from salience.context.compaction import CompactedHistory
+from salience.context.history import CompactedHistory
 from salience_memory.registrar.utterances import Role, Utterance
 from salience_memory.scopes import Viewer
 from salience_memory.store.episodes import Episode

@@ -6,8 +6,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from salience.context.compaction import Compaction
-from salience.context.layers import LayerShares
+from salience.context.history import Compaction, LayerShares
 from salience.context.protocol import PROTOCOL_VERSIONS, OnMismatch
 from salience.context.rendering import RenderedContext
 from salience.context.template import ContextTemplate

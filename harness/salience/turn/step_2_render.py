@@ -1,8 +1,7 @@
 """Step 2, render: memories and history to messages, with the characters of each memory and of the question."""
 
-from salience.context.compaction import compact_history
-from salience.context.fingerprint import fingerprint_template
-from salience.context.protocol import check_header, negotiate_version
+from salience.context.history import compact_history
+from salience.context.protocol import check_header, fingerprint_template, negotiate_version
 from salience.context.rendering import render_context
 from salience.turn.audit import RENDER_EVENT, describe_conflict, describe_render
 from salience.turn.record import QUESTION, Parts, Rendering, Turn

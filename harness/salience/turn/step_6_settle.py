@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from salience.context.truncation import TruncationEvent
+from salience.context.rendering import TruncationEvent
 from salience.turn.answer_reading import find_repeated
 from salience.turn.audit import GENERATION_EVENT, describe_generation
 from salience.turn.record import GatheredMemory, Origin, Parts, Turn

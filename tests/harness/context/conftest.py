@@ -22,7 +22,13 @@ FIELDS: dict[str, Any] = {
             "max_tokens": 60,
             "render": "- {content}",
         },
-        {"name": "facts", "accepts": {"types": ["semantic"]}, "priority": 2, "max_tokens": 60},
+        {
+            "name": "facts",
+            "accepts": {"types": ["semantic"]},
+            "priority": 2,
+            "max_tokens": 60,
+            "render": "- {label}[ (weight: {weight})]",
+        },
         {
             "name": "notes",
             "title": "Notes",

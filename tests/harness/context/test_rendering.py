@@ -45,7 +45,7 @@ def reasons(rendered: RenderedContext) -> dict[str, TruncationReason]:
 
 
 def shown(rendered: RenderedContext) -> list[str]:
-    return [span.memory_id for span in rendered.spans]
+    return [span.name for span in rendered.spans]
 
 
 def test_the_page_is_header_rules_state_and_memories_as_marked_data(
@@ -98,7 +98,7 @@ def test_spans_hold_the_contents_and_weights_are_the_effective_ones(
         remember("博物馆 🕙", "external", semantic_weight=0.6),
     ]
     rendered = render(template, memories)
-    texts = {span.memory_id: rendered.text[span.start : span.end] for span in rendered.spans}
+    texts = {span.name: rendered.text[span.start : span.end] for span in rendered.spans}
     assert texts == {"ferry": "ferry: ferry at seven.", "博物馆": "博物馆 🕙"}
     assert rendered.weights == {"ferry": pytest.approx(0.7), "博物馆": pytest.approx(0.6)}
     assert "- ferry: ferry at seven. (weight: 0.70)\n" in rendered.text
@@ -188,7 +188,6 @@ def test_expired_stale_and_overaged_memories_are_left_out_with_the_reason(
         "stale": TruncationReason.STALE,
         "old": TruncationReason.OVERAGED,
     }
-    assert "old" in shown(render(template, memories, include_archived=True))
 
 
 def test_a_memory_that_a_conflict_took_out_says_so(template: ContextTemplate, remember: Remember):
@@ -221,7 +220,7 @@ def test_lines_of_recalled_memories_hold_a_hundred_characters_and_constraints_ar
     rendered = render(template, [remember("fact " + long), remember("rule " + long, "constraint")])
     lines = {line[2:6]: line for line in rendered.text.splitlines() if line.startswith("- ")}
     assert len(lines["fact"]) <= 100
-    assert lines["fact"].endswith("… (weight: 0.50)")
+    assert lines["fact"].endswith("… (weight: 0.90)")
     assert len(lines["rule"]) > 200
     assert rendered.shortened == ("fact",)
 
@@ -241,13 +240,9 @@ def test_what_cannot_be_cut_must_fit(template: ContextTemplate):
         render(template, [], budget=3)
 
 
-def test_unknown_sections_and_repeated_ids_are_refused(template: ContextTemplate, remember: Remember):
-    with pytest.raises(ValueError, match="sections must be out of rules, facts, notes, got 'memos'"):
-        render(template, [], sections=["memos"])
+def test_repeated_ids_are_refused(template: ContextTemplate, remember: Remember):
     with pytest.raises(ValueError, match="different ids, got 'a' twice, for 'a'"):
         render(template, [remember("a"), remember("a")])
-    some = render(template, [remember("a"), remember("b", "external")], sections=["notes"])
-    assert shown(some) == ["b"]
 
 
 def count_characters(text: str) -> int:
@@ -304,9 +299,9 @@ def test_every_memory_is_rendered_or_explained_and_no_budget_is_passed(
     by_id = {memory.memory_id: memory for memory in memories}
     for span in rendered.spans:
         text = unescape_text(rendered.text[span.start : span.end])
-        memory = by_id[span.memory_id]
+        memory = by_id[span.name]
         label = f"{memory.key}: {memory.content.strip()}" if memory.key else memory.content.strip()
-        assert text in (label, memory.content.strip()) or span.memory_id in rendered.shortened
+        assert text in (label, memory.content.strip()) or span.name in rendered.shortened
         assert memory.valid_until is None or memory.valid_until > NOW_NS
 
 
@@ -321,7 +316,13 @@ _FIELDS = {
             "max_tokens": 300,
             "render": "- {content}",
         },
-        {"name": "facts", "accepts": {"types": ["semantic", "task"]}, "priority": 2, "max_tokens": 200},
+        {
+            "name": "facts",
+            "accepts": {"types": ["semantic", "task"]},
+            "priority": 2,
+            "max_tokens": 200,
+            "render": "- {label}[ (weight: {weight})]",
+        },
         {"name": "notes", "title": "N", "accepts": {"types": ["external"]}, "priority": 3, "max_tokens": 99},
     ],
     "rules_note": "R",
@@ -352,7 +353,7 @@ sys.stdout.buffer.write("\\n".join(out).encode())
 def test_two_processes_of_other_hash_seeds_and_locales_write_the_same_bytes():
     outputs = []
     for seed, locale, zone in (("1", "C", "UTC"), ("4242", "tr_TR.UTF-8", "Asia/Shanghai")):
-        rooms = os.pathsep.join(str(ROOMS / room) for room in ("harness", "memory"))
+        rooms = os.pathsep.join(str(ROOMS / room) for room in ("harness", "memory", "models"))
         environment = os.environ | {
             "PYTHONHASHSEED": seed,
             "LC_ALL": locale,

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_a_section_that_breaks_its_contract_is_named(
             {"instruction": "See [/MEMORY_CONTEXT]."},
             "must not hold the delimiter [MEMORY_CONTEXT]",
         ),
-        ({"memories_note": " "}, "a note must be one line of text"),
+        ({"memories_note": "two\nlines"}, "a note must be one line of text"),
         ({"events": [{"type": "Bad", "when": "(", "fields": {"a": "b"}}]}, "must be a regular expression"),
         ({"events": [{"type": "Bad", "when": "x", "fields": {}}]}, "events.0.fields"),
         ({"events": [{"type": "bad", "when": "x", "fields": {"a": "b"}}]}, "events.0.type"),
@@ -132,3 +133,10 @@ def test_the_fingerprint_does_not_depend_on_spelling(template: ContextTemplate):
     reordered = json.dumps(dict(reversed(fields.items())), indent=4, ensure_ascii=True)
     again = ContextTemplate.model_validate_json(reordered)
     assert fingerprint_template(again) == fingerprint_template(template)
+
+
+def test_what_shipped_templates_say_of_memories_stands_only_beside_memories():
+    for name in list_templates():
+        shipped = load_template(name)
+        assert not re.search(r"record|memor|below", shipped.instruction, re.IGNORECASE)
+        assert not any("weight" in section.render for section in shipped.sections)

@@ -12,12 +12,11 @@ from salience.context import (
     CompactionMethod,
     EventRule,
     LayerShares,
-    Utterance,
     compact_history,
     extract_events,
     load_template,
 )
-from salience_memory.registrar.utterances import Role
+from salience_memory import Role, Utterance
 
 RULES = load_template("customer_service").events
 
