@@ -135,6 +135,7 @@ def run(
             options,
             load,
             TextRecall(lambda texts: embedder()(texts)),
+            embed=lambda texts: embedder()(texts),
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True),
         )
     console.print(f"{run_dir}\nnext: salience report {run_dir}", markup=False, soft_wrap=True)

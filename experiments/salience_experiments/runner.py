@@ -7,24 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from salience.turn import Parts
 from salience_experiments.arms import Arm, ArmName, build_arm
 from salience_experiments.errors import SpecError, TrialsError
 from salience_experiments.manifests import load_manifest
 from salience_experiments.run_manifest import ManifestWriter, finish_manifest
 from salience_experiments.spec import ArmCell, ExperimentSpec
 from salience_experiments.task_factory import build_task
-from salience_experiments.tasks.base import Item, RenderedPrompt, Task
-from salience_experiments.trial_batches import (
-    Outcome,
-    PreparedTrial,
-    draft_tokens,
-    encode_prompt,
-    prepare_trial,
-    run_trials,
-)
+from salience_experiments.tasks.base import Item, Task
+from salience_experiments.told_memories import ToldMemories
+from salience_experiments.trial_batches import PreparedTrial, TrialOutcome, prepare_trial, run_trials
 from salience_experiments.trials import LOG_PATTERN, Shard, Trial, TrialKey, TrialLog, log_path
-from salience_experiments.weight_sources import WeightSource, block_weights
+from salience_experiments.weight_sources import WeightSource, block_probabilities, block_weights
 from salience_memory import TextRecall
+from salience_memory.vectors import Embed
 from salience_models import LanguageModel, PromptTooLong
 
 __all__ = ["RunOptions", "run_directory", "run_spec"]
@@ -62,6 +58,7 @@ def run_spec(
     options: RunOptions,
     load: Callable[[], LanguageModel],
     recall: TextRecall,
+    embed: Embed | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Run what is missing of a spec; returns the run's directory.
@@ -72,6 +69,7 @@ def run_spec(
     Args:
         load: Loads the model; called only if trials are missing.
         recall: Ranks blocks for weights by recall.
+        embed: What stores compare meanings by, of items that are told facts; None: by words alone.
         on_progress: Told (trials done, trials in all) after each item.
 
     Raises:
@@ -107,8 +105,8 @@ def run_spec(
         writer.write("running")
         on_progress(len(keys & log.done), len(keys))
         try:
-            experiment = _Experiment(spec, task, items, arms, lm, recall, log)
-            with _terminate_as_interrupt():
+            with ToldMemories(embed) as told, _terminate_as_interrupt():
+                experiment = _Experiment(spec, task, items, arms, lm, recall, log, told)
                 experiment.check_prompts(indices)
                 for together in experiment.split(indices):
                     experiment.run_items(together)
@@ -139,6 +137,10 @@ def _check_rules(spec: ExperimentSpec, task: Task, arms: Sequence[tuple[ArmCell,
     for cell, arm in arms:
         if arm.needs_rule and (item.rule is None or item.draw is None):
             raise SpecError(f"arm {cell.label!r} needs a task whose answers a rule binds, got {task.name!r}")
+        if arm.edits_prompt and spec.render == "product":
+            raise SpecError(f"arm {cell.label!r} edits the published prompt: render must be 'published'")
+        if item.told and spec.render != "product":
+            raise SpecError(f"task {task.name!r} tells its facts to a store: render must be 'product'")
 
 
 def _part(indices: list[int], shard: Shard | None) -> list[int]:
@@ -195,9 +197,11 @@ class _Experiment:
         lm: LanguageModel,
         recall: TextRecall,
         log: TrialLog,
+        told: ToldMemories,
     ) -> None:
         self._spec, self._task, self._items, self._arms = spec, task, items, arms
         self._lm, self._recall, self._log = lm, recall, log
+        self._told = told
         wanted = spec.max_new_tokens
         self._max_new_tokens = task.max_new_tokens if wanted is None else wanted
 
@@ -260,47 +264,51 @@ class _Experiment:
         self, item: Item, arms: Sequence[tuple[ArmCell, Arm]], position: str
     ) -> Iterator[tuple[int, str]]:
         """Tokens over the context window, with a description; arms that share a prompt encode it once."""
-        weigh = self._weigher(item)
-        lengths: dict[RenderedPrompt, int] = {}
-        answer = max(self._max_new_tokens, len(draft_tokens(self._lm, item)))
-        for cell, arm in arms:
-            weights = {} if type(arm).layout is Arm.layout else weigh(cell)
-            rendered = self._task.render(item, arm.layout(item, weights))
-            if rendered not in lengths:
-                lengths[rendered] = len(encode_prompt(self._lm, rendered).token_ids)
-            over = lengths[rendered] + answer - self._lm.info.context_window
-            if over > 0:
+        lengths: dict[int, str] = {}
+        for trial in self._prepare(item, arms):
+            n_tokens = len(trial.request.token_ids)
+            answer = max(self._max_new_tokens, len(trial.draft))
+            over = n_tokens + answer - self._lm.info.context_window
+            if over > 0 and n_tokens not in lengths:
+                lengths[n_tokens] = trial.cell.label
                 yield (
                     over,
-                    f"item {item.item_id!r} at {position!r} under arm {cell.label!r} has a prompt of "
-                    f"{lengths[rendered]} tokens and {answer} for its answer",
+                    f"item {item.item_id!r} at {position!r} under arm {trial.cell.label!r} has a prompt of "
+                    f"{n_tokens} tokens and {answer} for its answer",
                 )
 
     def _prepare(self, item: Item, arms: Sequence[tuple[ArmCell, Arm]]) -> list[PreparedTrial]:
-        weigh = self._weigher(item)
-        return [prepare_trial(self._lm, self._task, item, cell, arm, weigh(cell)) for cell, arm in arms]
-
-    def _weigher(self, item: Item) -> Callable[[ArmCell], dict[str, float]]:
-        """A function from arm to the item's block weights that asks each source once."""
-        known: dict[WeightSource, dict[str, float]] = {}
-
-        def weigh(cell: ArmCell) -> dict[str, float]:
-            if cell.arm == ArmName.NONE:
-                return {}
-            if cell.weights not in known:
-                known[cell.weights] = block_weights(
-                    cell.weights,
+        """Each arm's trial; every weight source is asked once."""
+        weights: dict[WeightSource, dict[str, float]] = {}
+        probabilities: dict[WeightSource, dict[str, float]] = {}
+        parts = Parts(self._lm, self._told.of(item))
+        prepared = []
+        for cell, arm in arms:
+            is_none = cell.arm == ArmName.NONE
+            source = WeightSource.RECALL if is_none else cell.weights
+            if self._spec.render == "product":
+                if source not in probabilities:
+                    probabilities[source] = block_probabilities(
+                        source, item, seed=self._spec.seed, recall=self._recall
+                    )
+                likely = probabilities[source]
+                found = {} if is_none else {name: p for name, p in likely.items() if p > 0.5}
+                prepared.append(prepare_trial(parts, self._task, item, cell, arm, found, likely))
+                continue
+            if not is_none and source not in weights:
+                weights[source] = block_weights(
+                    source,
                     item,
                     weight=self._spec.weighting.weight,
                     top_k=self._spec.weighting.top_k,
                     seed=self._spec.seed,
                     recall=self._recall,
                 )
-            return known[cell.weights]
+            chosen = {} if is_none else weights[source]
+            prepared.append(prepare_trial(parts, self._task, item, cell, arm, chosen))
+        return prepared
 
-        return weigh
-
-    def _trial(self, outcome: Outcome) -> Trial:
+    def _trial(self, outcome: TrialOutcome) -> Trial:
         trial, item = outcome.trial, outcome.trial.item
         receipt = outcome.receipt
         params = {

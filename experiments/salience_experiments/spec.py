@@ -145,6 +145,8 @@ class ExperimentSpec(_Strict):
     max_new_tokens: int | None = Field(default=None, ge=0)
     """Answer tokens; None = the task's published number, 0 = gold log-probability only."""
     receipts: bool = True
+    render: Literal["published", "product"] = "published"
+    """Whose prompt is run: the task's published one, or the product's own recall and default template."""
     batch_columns: int = Field(default=65536, ge=1)
     """Bound on batch rows × columns, which bounds the key-value cache."""
 
@@ -175,7 +177,9 @@ class ExperimentSpec(_Strict):
 
         A contrast or a sentence added later belongs to the same run.
         """
-        return hashlib.sha256(self.model_dump_json(exclude=ANALYSIS_FIELDS).encode()).hexdigest()
+        # Runs are older than the field: a spec that does not use it keeps the hash that names its results.
+        left_out = ANALYSIS_FIELDS | ({"render"} if self.render == "published" else set())
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
 
 def format_setting(value: Any) -> str:

@@ -9,10 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError, validate_call
 
+from salience_experiments.arms import describe_param, import_class
 from salience_experiments.data import find_data_file
 from salience_experiments.errors import DataFormatError, SpecError
 from salience_experiments.tasks.base import Task
 from salience_experiments.tasks.constraint import constraint_generated
+from salience_experiments.tasks.conversation import conversation_of
+from salience_experiments.tasks.documents import documents_from_file
 from salience_experiments.tasks.kv import kv_from_file, kv_generated
 from salience_experiments.tasks.neutral import neutral_from_oracle
 from salience_experiments.tasks.qa import qa_from_file, qa_from_oracle
@@ -31,8 +34,12 @@ class TaskName(StrEnum):
     QA_ORACLE = "qa_oracle"
     """Multi-document QA from the oracle file, distractors drawn from other questions' golds."""
     SYNTHWIKI = "synthwiki"
+    DOCUMENTS = "documents"
+    """A CSV or JSONL of one's own: question, answer, documents."""
     NEUTRAL = "neutral"
     """Perplexity of a passage after unrelated documents; `metric: gold_logprob`, `positions: [unrelated]`."""
+    CONVERSATION = "conversation"
+    """Facts told, then asked for in later sessions; `render: product`, `positions: [unplaced]`."""
     CONSTRAINT = "constraint"
     """Drawn answers that a hard rule binds; `metric: rule_kept`, `positions: [unplaced]`."""
 
@@ -40,12 +47,14 @@ class TaskName(StrEnum):
 _GENERATED: dict[TaskName, Callable[..., Task]] = {
     TaskName.KV: kv_generated,
     TaskName.CONSTRAINT: constraint_generated,
+    TaskName.CONVERSATION: conversation_of,
 }
 _FROM_FILE: dict[TaskName, Callable[..., Task]] = {
     TaskName.KV: kv_from_file,
     TaskName.QA: qa_from_file,
     TaskName.QA_ORACLE: qa_from_oracle,
     TaskName.SYNTHWIKI: synthwiki_from_file,
+    TaskName.DOCUMENTS: documents_from_file,
     TaskName.NEUTRAL: neutral_from_oracle,
 }
 
@@ -55,14 +64,22 @@ def build_task(
 ) -> Task:
     """The task called `name`; `params.file` is a path, relative ones within `data_dir`.
 
-    `seed` reaches the tasks that draw anything; a `seed` among the params wins.
+    `seed` reaches the tasks that draw anything; a `seed` among the params wins. A task of one's own is named
+    `package.module:Class` and gets `positions` and the params as keyword arguments.
 
     Raises:
         SpecError: No such task, or a parameter that it does not take.
         DataError: Its file is missing or not what it should be.
     """
+    if ":" in name:
+        own = import_class(name, None, "task")
+        try:
+            return own(positions=positions, **params)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"task {name!r}: {error}") from error
     if name not in list(TaskName):
-        raise SpecError(f"task.name must be one of {', '.join(TaskName)}, got {name!r}")
+        known = ", ".join(TaskName)
+        raise SpecError(f"task.name must be one of {known} or package.module:Class, got {name!r}")
     given = dict(params)
     file = given.pop("file", None)
     tables = (_FROM_FILE, _GENERATED) if file is not None else (_GENERATED, _FROM_FILE)
@@ -86,16 +103,10 @@ def build_task(
     try:
         return validate_call(make)(*arguments, positions=positions, **given)
     except ValidationError as error:
-        problems = "; ".join(_problem(e) for e in error.errors())
+        problems = "; ".join(describe_param(e, "task.params") for e in error.errors())
         raise SpecError(f"task {name!r}: {problems}") from error
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
         raise DataFormatError(f"{arguments[0]} cannot be read: {error}") from error
     except (TypeError, ValueError) as error:
         raise SpecError(f"task {name!r}: {error}") from error
 
-
-def _problem(error: Any) -> str:
-    where = ".".join(["task", "params", *map(str, error["loc"])])
-    if error["type"] == "missing_keyword_only_argument":
-        return f"{where} is missing"
-    return f"{where}: {error['msg']}, got {error['input']!r}"

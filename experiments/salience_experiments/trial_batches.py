@@ -8,38 +8,44 @@ loop. Answers of items that say how to draw them are generated outright.
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from salience_experiments.arms import Arm
+from salience.context.template import load_template
+from salience.harness import DEFAULT_TEMPLATE
+from salience.turn import GatheredMemory, Gathering, Origin, Parts, Step, Steps, Turn
+from salience_experiments.arms import Arm, Setting, published
 from salience_experiments.spec import ArmCell
-from salience_experiments.tasks.base import QUESTION_SPAN, Item, RenderedPrompt, Task
+from salience_experiments.tasks.base import Draw, Item, Task, plain_layout
+from salience_memory import Memory, Viewer
 from salience_models import (
     BiasPlan,
-    EncodedPrompt,
     LanguageModel,
-    Message,
     Receipt,
     Request,
     RowCache,
     Sampling,
-    TextSpan,
+    Steering,
     answer_with_draft,
-    encode_chat,
-    encode_text,
     generate,
     score,
 )
 
 __all__ = [
-    "Outcome",
     "PreparedTrial",
+    "TrialOutcome",
     "draft_tokens",
-    "encode_prompt",
     "prepare_trial",
     "run_trials",
 ]
+
+
+NOW_NS = 1_767_225_600_000_000_000
+"""When every question of an experiment is asked: 2026-01-01 UTC, so that nothing fades between two runs."""
+
+ASKING = Viewer(user_id="ann", session_id="asking")
+"""On whose behalf."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,18 @@ class PreparedTrial:
     item: Item
     cell: ArmCell
     weights: dict[str, float]
-    request: Request
+    turn: Turn
     draft: tuple[int, ...]
     prompt_sha256: str
 
+    @property
+    def request(self) -> Request:
+        """What is decoded."""
+        return self.turn.request
+
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What the model did with one trial.
 
     Attributes:
@@ -76,36 +87,69 @@ class Outcome:
 
 
 def prepare_trial(
-    lm: LanguageModel, task: Task, item: Item, cell: ArmCell, arm: Arm, weights: dict[str, float]
+    parts: Parts,
+    task: Task,
+    item: Item,
+    cell: ArmCell,
+    arm: Arm,
+    weights: Mapping[str, float],
+    probabilities: Mapping[str, float] | None = None,
 ) -> PreparedTrial:
-    """Render, encode and plan one trial; an item without blocks (closed-book) has nothing to steer."""
-    prompt = encode_prompt(lm, task.render(item, arm.layout(item, weights)))
-    blocks = tuple(span for span in prompt.spans if span.name != QUESTION_SPAN)
-    question = next(span for span in prompt.spans if span.name == QUESTION_SPAN)
-    shown = {name: w for name, w in weights.items() if any(span.name == name for span in blocks)}
-    question_start = max(question.start, blocks[-1].end) if blocks else question.start
-    plan = arm.plan(blocks, shown, lm.info.n_layers, question_start)
-    digest = hashlib.sha256(",".join(map(str, prompt.token_ids)).encode()).hexdigest()
-    request = Request(prompt.token_ids, plan, arm.constraint(lm, item))
-    return PreparedTrial(item, cell, weights, request, draft_tokens(lm, item), digest)
+    """A message's way up to the plan, with the steps that the item, the spec and the arm replace.
+
+    Args:
+        weights: Of the published prompt's blocks, as the arm's weight source has chosen them.
+        probabilities: What the ranker says of each block, where the product's own template shows them as
+            memories; None where the task's published prompt stands in the place of the render step.
+    """
+    turn = Turn(
+        item.question,
+        load_template(DEFAULT_TEMPLATE),
+        now_ns=NOW_NS,
+        request_id=f"{item.item_id} {item.position} {cell.label}",
+        viewer=ASKING,
+        sampling=Sampling(max_new_tokens=max(1, task.max_new_tokens)),
+        steering=Steering.of("none"),
+    )
+    is_published = probabilities is None
+    steps = Steps()
+    if is_published:
+        plain = published(Setting(task, item, weights, True), plain_layout(item))
+        steps = Steps(gather=_gather_nothing, render=plain)
+    elif parts.memory is None:
+        steps = Steps(gather=_gather_blocks(item, probabilities))
+    steps = arm.edit(steps, Setting(task, item, weights, is_published))
+    steps.prepare(turn, parts)
+    digest = hashlib.sha256(",".join(map(str, turn.prompt.token_ids)).encode()).hexdigest()
+    return PreparedTrial(item, cell, dict(weights), turn, draft_tokens(parts.lm, item), digest)
+
+
+def _gather_nothing(turn: Turn, parts: Parts) -> None:
+    """A published prompt brings its own blocks."""
+    turn.gathered = Gathering(())
+
+
+def _gather_blocks(item: Item, probabilities: Mapping[str, float]) -> Step:
+    """The item's blocks as memories that recall has found, in the item's order."""
+
+    def gather(turn: Turn, parts: Parts) -> None:
+        turn.gathered = Gathering(
+            tuple(
+                GatheredMemory(
+                    Memory(block.text, memory_id=block.name),
+                    Origin.RECALLED,
+                    probabilities.get(block.name, 0.0),
+                )
+                for block in item.blocks
+            )
+        )
+
+    return gather
 
 
 def draft_tokens(lm: LanguageModel, item: Item) -> tuple[int, ...]:
     """Tokens of the gold answer as it would follow the prompt."""
-    assert lm.tokenizer is not None
     return tuple(lm.tokenizer(item.gold_text, add_special_tokens=False)["input_ids"])
-
-
-def encode_prompt(lm: LanguageModel, rendered: RenderedPrompt) -> EncodedPrompt:
-    """Tokens and token spans of a task's rendered prompt."""
-    assert lm.tokenizer is not None
-    messages = [
-        Message(m.role, m.content, tuple(TextSpan(s.name, s.start, s.end) for s in m.spans))
-        for m in rendered.messages
-    ]
-    if rendered.chat:
-        return encode_chat(lm.tokenizer, messages)
-    return encode_text(lm.tokenizer, messages[0].content, messages[0].spans)
 
 
 def run_trials(
@@ -116,7 +160,7 @@ def run_trials(
     max_new_tokens: int,
     with_mass: bool,
     batch_columns: int,
-) -> Iterator[Outcome]:
+) -> Iterator[TrialOutcome]:
     """Run trials, a group per item and position, in as few batches as fit.
 
     Each group's most common prompt is computed once, unsteered, on top of the group's before it. An
@@ -143,14 +187,17 @@ def _run_batch(
     prefixes: Sequence[RowCache],
     max_new_tokens: int,
     with_mass: bool,
-) -> list[Outcome]:
-    if trials[0].item.draw is not None:
-        return _draw(lm, trials, prefixes, max_new_tokens, with_mass)
-    requests, drafts = [t.request for t in trials], [t.draft for t in trials]
+) -> list[TrialOutcome]:
+    if any(t.item.draw is not None or (t.request.constraint is not None and max_new_tokens) for t in trials):
+        return _generate(lm, trials, prefixes, max_new_tokens, with_mass)
+    # A gold answer is scored under the model's own distribution, whatever rules the answer would keep.
+    requests = [replace(t.request, constraint=None) for t in trials]
+    drafts = [t.draft for t in trials]
     if not max_new_tokens:
         scores = score(lm, requests, drafts, with_mass=with_mass, prefix=prefixes)
         return [
-            Outcome(trial, None, s.receipt, s.mean_logprob) for trial, s in zip(trials, scores, strict=True)
+            TrialOutcome(trial, None, found.receipt, found.mean_logprob)
+            for trial, found in zip(trials, scores, strict=True)
         ]
     answers = answer_with_draft(
         lm,
@@ -162,41 +209,48 @@ def _run_batch(
         is_settled=lambda at, tokens: task.is_settled(trials[at].item, _text(lm, tokens)),
     )
     return [
-        Outcome(trial, _text(lm, answer.token_ids), answer.draft.receipt, answer.draft.mean_logprob)
+        TrialOutcome(trial, _text(lm, answer.token_ids), answer.draft.receipt, answer.draft.mean_logprob)
         for trial, answer in zip(trials, answers, strict=True)
     ]
 
 
-def _draw(
+def _generate(
     lm: LanguageModel,
     trials: Sequence[PreparedTrial],
     prefixes: Sequence[RowCache],
     max_new_tokens: int,
     with_mass: bool,
-) -> list[Outcome]:
-    """Whole answers, drawn as their items say; none is cut once its score is settled."""
-    draws = [trial.item.draw for trial in trials]
+) -> list[TrialOutcome]:
+    """Whole answers, drawn as their items say or greedy under the prompt's rules; none is cut once settled.
+
+    Gold answers of items that are not drawn are scored in a pass of their own.
+    """
+    draws = [trial.item.draw or Draw(0.0, 0) for trial in trials]
     samplings = [
         Sampling(max_new_tokens=max_new_tokens, temperature=draw.temperature, seed=draw.seed)
         for draw in draws
-        if draw is not None
     ]
     requests = [trial.request for trial in trials]
     answers = generate(lm, requests, samplings, prefix=prefixes, with_mass=with_mass)
+    golds: list[float | None] = [None] * len(trials)
+    if trials[0].item.draw is None:
+        free = [replace(request, constraint=None) for request in requests]
+        scores = score(lm, free, [trial.draft for trial in trials], prefix=prefixes)
+        golds = [found.mean_logprob for found in scores]
     return [
-        Outcome(
+        TrialOutcome(
             trial,
             answer.text,
             answer.receipt,
+            gold_logprob=gold,
             answer_logprob=fmean(answer.raw_logprobs) if answer.raw_logprobs else None,
             answer_tokens=len(answer.token_ids),
         )
-        for trial, answer in zip(trials, answers, strict=True)
+        for trial, answer, gold in zip(trials, answers, golds, strict=True)
     ]
 
 
 def _text(lm: LanguageModel, token_ids: Sequence[int]) -> str:
-    assert lm.tokenizer is not None
     text = lm.tokenizer.decode(list(token_ids), skip_special_tokens=True)
     assert isinstance(text, str)
     return text

@@ -7,7 +7,7 @@ from salience_experiments.errors import SpecError
 from salience_experiments.tasks.base import Item
 from salience_memory import TextRecall
 
-__all__ = ["WeightSource", "block_weights"]
+__all__ = ["WeightSource", "block_probabilities", "block_weights"]
 
 
 class WeightSource(StrEnum):
@@ -58,3 +58,29 @@ def _chosen(source: WeightSource, item: Item, top_k: int, seed: int, recall: Tex
     if not others:
         raise SpecError(f"weights 'wrong' need a block that is not gold, got only {names} in {item.item_id}")
     return [rng.choice(others)]
+
+
+def block_probabilities(
+    source: WeightSource, item: Item, *, seed: int, recall: TextRecall
+) -> dict[str, float]:
+    """What recall is made to say of each block: the ranker's own probability, or what a control puts there.
+
+    Under `wrong` the ranker errs with its own confidence: the gold blocks and as many others change places.
+    """
+    if not item.blocks:
+        return {}
+    found = recall.rank(item.question, [block.text for block in item.blocks], len(item.blocks))
+    ranked = {item.blocks[hit.index].name: hit.probability for hit in found}
+    if source is WeightSource.RECALL:
+        return ranked
+    if source is not WeightSource.WRONG:
+        return dict.fromkeys(_chosen(source, item, 1, seed, recall), 1.0)
+    rng = random.Random(f"{source}:{seed}:{item.item_id}")
+    gold = sorted(block.name for block in item.blocks if block.is_gold)
+    others = sorted(block.name for block in item.blocks if not block.is_gold)
+    if len(others) < len(gold):
+        raise SpecError(f"weights 'wrong' need a block that is not gold for each gold one in {item.item_id}")
+    swapped = dict(ranked)
+    for name, other in zip(gold, rng.sample(others, len(gold)), strict=True):
+        swapped[name], swapped[other] = ranked.get(other, 0.0), ranked.get(name, 0.0)
+    return swapped

@@ -65,9 +65,9 @@ class Explanation:
 class Session:
     """A dialogue of one viewer, and single questions beside it.
 
-    With a store the dialogue is the store's episodes: it outlives this object under its session's name, and what
-    is forgotten there is gone here before the next answer. A session that was not named ends when it is closed,
-    and what it was told goes with it, but for what is a user's.
+    With a store the dialogue is the store's episodes: it outlives this object under its session's name, and
+    what is forgotten there is gone here before the next answer. A session that was not named ends when it is
+    closed, and what it was told goes with it, but for what is a user's.
     """
 
     def __init__(

@@ -4,45 +4,86 @@ from pathlib import Path
 
 import pytest
 
-from salience_experiments.arms import Arm, EditArm, SteeringArm, build_arm
+from salience.turn import Parts, Steps
+from salience_experiments.arms import Arm, EditArm, Setting, SteeringArm, build_arm
 from salience_experiments.errors import SpecError
-from salience_experiments.prompt_edits import PromptEdit, resolve_prompt_edit
-from salience_experiments.tasks import Block, Item, plain_layout
-from salience_models import SteeringMethod, TokenSpan, plan_from_weights
+from salience_experiments.prompt_edits import PromptEdit
+from salience_experiments.spec import ArmCell
+from salience_experiments.tasks.documents import DocumentsRecord, DocumentsTask
+from salience_experiments.trial_batches import PreparedTrial, prepare_trial
+from salience_experiments.weight_sources import WeightSource
+from salience_models import LanguageModel, SteeringMethod
 
-ITEM = Item("i", 0, "q?", (Block("a", "A"), Block("gold", "G", is_gold=True)), ("g",), " g", "last")
-SPANS = (TokenSpan("a", 2, 5), TokenSpan("gold", 6, 9))
+TASK = DocumentsTask((DocumentsRecord(0, "Who is it?", ("Ann",), "It is Ann.", ("It is Bob.",)),))
+ITEM = TASK.items("first")[0]
 WEIGHTS = {"gold": 0.88}
 
 
-def test_the_baseline_shows_the_item_as_it_is_and_steers_nothing():
-    arm = build_arm("none", {})
-    assert arm.layout(ITEM, WEIGHTS) == plain_layout(ITEM)
-    plan = arm.plan(SPANS, WEIGHTS, 4, 10)
-    assert not plan.is_steering
-    assert [(span.name, span.start, span.end) for span in plan.spans] == [("a", 2, 5), ("gold", 6, 9)]
-    assert plan.question_start == 10
+def prepare(tiny_lm: LanguageModel, name: str, **params: object) -> PreparedTrial:
+    """A trial of the published prompt under an arm."""
+    cell = ArmCell(name, name, WeightSource.ORACLE, params)
+    weights = {} if name == "none" else WEIGHTS
+    return prepare_trial(Parts(tiny_lm), TASK, ITEM, cell, build_arm(name, params), weights)
+
+
+def test_the_baseline_shows_the_item_as_it_is_and_steers_nothing(tiny_lm: LanguageModel):
+    trial = prepare(tiny_lm, "none")
+    assert [message.content for message in trial.turn.rendered.messages][1].count("Ann.") == 1
+    assert not trial.request.plan.is_steering
+    assert [span.name for span in trial.request.plan.spans] == ["gold", "d0"]
+    assert trial.request.plan.question_start == trial.turn.question.start
 
 
 @pytest.mark.parametrize("edit", list(PromptEdit))
-def test_a_prompt_edit_lays_out_by_weight_and_steers_nothing(edit: str):
+def test_a_prompt_edit_replaces_the_render_step_and_steers_nothing(tiny_lm: LanguageModel, edit: str):
+    setting = Setting(TASK, ITEM, WEIGHTS, is_published=True)
     arm = build_arm(edit, {})
     assert isinstance(arm, EditArm)
-    assert arm.layout(ITEM, WEIGHTS) == resolve_prompt_edit(edit)(ITEM, WEIGHTS)
-    assert not arm.plan(SPANS, WEIGHTS, 4, 10).is_steering
+    edited = arm.edit(Steps(), setting)
+    assert [name for name, step in vars(edited).items() if step is not getattr(Steps(), name)] == ["render"]
+    trial = prepare(tiny_lm, edit)
+    assert trial.turn.rendered.messages != prepare(tiny_lm, "none").turn.rendered.messages
+    assert not trial.request.plan.is_steering
+
+
+def test_a_prompt_edit_has_no_place_beside_the_products_own_prompt():
+    with pytest.raises(SpecError, match="need a spec with render 'published'"):
+        build_arm("reorder", {}).edit(Steps(), Setting(TASK, ITEM, WEIGHTS, is_published=False))
 
 
 @pytest.mark.parametrize("method", list(SteeringMethod)[1:])
-def test_a_steering_arm_compiles_the_harness_plan_and_edits_nothing(method: str):
+def test_a_steering_arm_replaces_the_plan_alone_and_asks_for_what_the_spec_says(
+    tiny_lm: LanguageModel, method: str
+):
     params = {"query_scope": "all", "depth": (0.0, 1.0), "strength": 2.0, "share": 0.3}
     arm = build_arm(method, params)
     assert isinstance(arm, SteeringArm)
-    assert arm.layout(ITEM, WEIGHTS) == plain_layout(ITEM)
-    plan = arm.plan(SPANS, WEIGHTS, 4, 10)
-    assert plan == plan_from_weights(SPANS, WEIGHTS, arm.steering, 4, 10)
-    assert plan.method == method
-    assert [ask > 0 for ask in plan.asks] == [False, True]
-    assert not arm.plan(SPANS, {}, 4, 10).is_steering
+    trial = prepare(tiny_lm, method, **params)
+    assert trial.turn.rendered.messages == prepare(tiny_lm, "none").turn.rendered.messages
+    gold, other = trial.request.plan.asks
+    assert trial.request.plan.method == method
+    assert other == 0.0
+    if method == SteeringMethod.LOGIT_BIAS:
+        assert gold == pytest.approx(2.0 * 1.99243, abs=1e-4)
+    else:  # beside a published prompt, the share is that of a block of the spec's own weight
+        assert gold == pytest.approx(0.3)
+
+
+def test_the_default_arm_does_what_the_harness_does_when_nothing_is_said(tiny_lm: LanguageModel):
+    trial = prepare_trial(
+        Parts(tiny_lm),
+        TASK,
+        ITEM,
+        ArmCell("default", "default", WeightSource.RECALL, {}),
+        build_arm("default", {}),
+        {},
+        {"gold": 0.75, "d0": 0.0},
+    )
+    gold, other = trial.request.plan.asks
+    assert gold == pytest.approx(0.2 * 2 * 0.4 * 0.75)  # share * (2w - 1), w = .5 + (.9 - .5) * .75
+    assert other == 0.0
+    assert "[MEMORY_CONTEXT]" in trial.turn.rendered.messages[0].content
+    assert trial.request.constraint is not None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from salience.turn import Parts
 from salience_experiments.arms import build_arm
 from salience_experiments.errors import RunLocked, SpecError, TrialsError
 from salience_experiments.manifests import load_manifest, merge_runs, read_run
@@ -65,7 +66,7 @@ def prepare(spec: ExperimentSpec, lm: LanguageModel, recall: TextRecall) -> dict
                     cell.weights, item, weight=0.88, top_k=1, seed=spec.seed, recall=recall
                 )
                 key = TrialKey(item.item_id, position, cell.label)
-                prepared[key] = prepare_trial(lm, task, item, cell, arm, weights)
+                prepared[key] = prepare_trial(Parts(lm), task, item, cell, arm, weights)
     return prepared
 
 
@@ -385,13 +386,15 @@ def test_a_users_own_arm_runs(
     monkeypatch: pytest.MonkeyPatch,
 ):
     (tmp_path / "own_arms.py").write_text(
-        "from salience_experiments.arms import Arm\n"
+        "from dataclasses import replace\n"
+        "from salience_experiments.arms import Arm, published\n"
         "from salience_experiments.tasks.base import Layout\n"
         "class Shortest(Arm):\n"
         "    def __init__(self, n_blocks):\n"
         "        self.n_blocks = n_blocks\n"
-        "    def layout(self, item, weights):\n"
-        "        return Layout(tuple(b.name for b in item.blocks)[: self.n_blocks])\n"
+        "    def edit(self, steps, setting):\n"
+        "        layout = Layout(tuple(b.name for b in setting.item.blocks)[: self.n_blocks])\n"
+        "        return replace(steps, render=published(setting, layout))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     arms = [{"arm": "none"}, {"arm": "own_arms:Shortest", "params": {"n_blocks": [1, 4]}}]

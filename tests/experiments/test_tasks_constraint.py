@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from salience.turn import Parts
 from salience_experiments.arms import build_arm
 from salience_experiments.errors import SpecError
 from salience_experiments.power import power_for_spec
 from salience_experiments.report import build_report
 from salience_experiments.runner import RunOptions, run_spec
-from salience_experiments.spec import ExperimentSpec, load_spec
+from salience_experiments.spec import ArmCell, ExperimentSpec, load_spec
 from salience_experiments.task_factory import build_task
 from salience_experiments.tasks import (
     QUESTION_SPAN,
@@ -24,6 +25,7 @@ from salience_experiments.tasks import (
 from salience_experiments.tasks.constraint import RIDDLES, UNPLACED, WORDS
 from salience_experiments.trial_batches import prepare_trial
 from salience_experiments.trials import Trial, read_trials
+from salience_experiments.weight_sources import WeightSource
 from salience_memory import TextRecall
 from salience_models import LanguageModel, Sampling, generate
 from salience_models.constraints import Rule, TokenConstraint
@@ -157,15 +159,20 @@ def test_positions_other_than_its_own_are_refused():
 
 def test_two_arms_mask_one_asks_and_the_baseline_does_neither(task: ConstraintTask, tiny_lm: LanguageModel):
     item = task.items(UNPLACED)[0]
-    arms = {name: build_arm(name, {}) for name in ARMS}
-    made = {name: arm.constraint(tiny_lm, item) for name, arm in arms.items()}
+    trials = {
+        name: prepare_trial(
+            Parts(tiny_lm), task, item, ArmCell(name, name, WeightSource.RECALL, {}), build_arm(name, {}), {}
+        )
+        for name in ARMS
+    }
+    made = {name: trial.request.constraint for name, trial in trials.items()}
     assert made["none"] is made["prompt_rule"] is None
     assert type(made["constraint_mask"]) is TokenConstraint
     assert type(made["token_sequence_ban"]) is TokenSequenceBan
     expected = (Rule(rule_id="rule", forbid_phrases=WORDS),)
     assert made["constraint_mask"].rules == made["token_sequence_ban"].rules == expected
-    stated = {name for name, arm in arms.items() if arm.layout(item, {}).states_rule}
-    assert stated == {"prompt_rule"}
+    prompts = {name: trial.prompt_sha256 for name, trial in trials.items()}
+    assert [name for name in ARMS if prompts[name] != prompts["none"]] == ["prompt_rule"]
 
 
 @pytest.mark.parametrize("arm", ARMS[1:])
@@ -198,7 +205,7 @@ def test_run_draws_what_each_trial_alone_would_and_only_the_exact_mask_keeps_the
         mine = [trial for trial in trials if trial.arm == cell.label]
         for trial in mine:
             item = items[trial.item]
-            alone = prepare_trial(tiny_lm, task, item, cell, build_arm(cell.arm, {}), {})
+            alone = prepare_trial(Parts(tiny_lm), task, item, cell, build_arm(cell.arm, {}), {})
             assert item.draw is not None
             sampling = Sampling(max_new_tokens=12, temperature=1.0, seed=item.draw.seed)
             (answer,) = generate(tiny_lm, [alone.request], sampling)

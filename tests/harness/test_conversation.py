@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from salience.conversation import Conversation, current_viewer
 
 from salience import ConversationOptions, Harness, Memory, Sampling, load_template
 from salience.context import Compaction, OnMismatch, TruncationReason
-from salience.conversation import Conversation, current_viewer
 from salience.errors import ProtocolMismatch
 from salience_memory import MemoryStore, Viewer
 from salience_memory.decay import compute_freshness

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
+from salience.prompt_assembly import DEFAULT_SYSTEM, QUESTION_NAME, assemble_prompt
 
 from salience import Memory
-from salience.prompt_assembly import DEFAULT_SYSTEM, QUESTION_NAME, assemble_prompt
 from salience_models import EncodedPrompt, LanguageModel
 
 FERRY = Memory(content="The ferry leaves at seven.", memory_id="ferry")

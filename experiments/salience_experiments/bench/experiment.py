@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from salience.turn import Parts
 from salience_experiments.arms import build_arm
 from salience_experiments.bench.measure import Bar, Row, Timing
 from salience_experiments.runner import RunOptions, run_spec
@@ -107,7 +108,6 @@ class _NaiveLoop:
         """Every trial of an item."""
         spec, found = self._spec, {}
         limit = self._task.max_new_tokens if spec.max_new_tokens is None else spec.max_new_tokens
-        assert self._lm.tokenizer is not None
         for position in spec.positions:
             item = self._items[position][index]
             for cell, arm in self._arms:
@@ -119,7 +119,7 @@ class _NaiveLoop:
                     seed=spec.seed,
                     recall=self._recall,
                 )
-                trial = prepare_trial(self._lm, self._task, item, cell, arm, weights)
+                trial = prepare_trial(Parts(self._lm), self._task, item, cell, arm, weights)
                 tokens = naive_answer(self._lm, trial, limit)
                 answer = self._lm.tokenizer.decode(list(tokens), skip_special_tokens=True)
                 assert isinstance(answer, str)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from salience_models.text.messages import Message, TextSpan
+
 QUESTION_SPAN = "question"
 POSITIONS = ("first", "middle", "last")
 GOLD_BLOCK = "gold"
@@ -55,6 +57,7 @@ class Item:
         rule: A hard rule for the answer, as plain data of `salience_models.constraints.Rule`; None: none.
         draw: How the answer is drawn. Such an item has no gold answer. None: the answer is greedy, and the
             gold answer is scored.
+        told: What the user said in an earlier session of the product, for its registrar to notice.
     """
 
     item_id: str
@@ -67,6 +70,7 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rule: Mapping[str, Any] | None = None
     draw: Draw | None = None
+    told: tuple[str, ...] = ()
 
     def block(self, name: str) -> Block:
         """Return the block called `name`; ValueError if the item has none."""
@@ -97,24 +101,6 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class CharSpan:
-    """Characters [start, end) of one message."""
-
-    name: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class PromptMessage:
-    """One chat message, or the whole of a raw prompt."""
-
-    role: str
-    content: str
-    spans: tuple[CharSpan, ...] = ()
-
-
-@dataclass(frozen=True)
 class RenderedPrompt:
     """A prompt and where its blocks lie.
 
@@ -124,7 +110,7 @@ class RenderedPrompt:
     as it stands.
     """
 
-    messages: tuple[PromptMessage, ...]
+    messages: tuple[Message, ...]
     chat: bool
 
     @property
@@ -133,7 +119,7 @@ class RenderedPrompt:
         return self.messages[-1].content
 
     @property
-    def spans(self) -> tuple[CharSpan, ...]:
+    def spans(self) -> tuple[TextSpan, ...]:
         return self.messages[-1].spans
 
 
@@ -209,7 +195,7 @@ class PromptBuilder:
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._length = 0
-        self._spans: list[CharSpan] = []
+        self._spans: list[TextSpan] = []
         self._copies: dict[str, int] = {}
 
     def add(self, text: str) -> None:
@@ -222,15 +208,15 @@ class PromptBuilder:
         name = block.name if copy == 1 else f"{block.name}#{copy}"
         self._add_span(name, block.text)
 
-    def finish(self, question: str, role: str) -> PromptMessage:
+    def finish(self, question: str, role: str) -> Message:
         """Write the text after the last block, which is the question span, and return the message."""
         self._add_span(QUESTION_SPAN, question)
-        return PromptMessage(role=role, content="".join(self._parts), spans=tuple(self._spans))
+        return Message(role=role, content="".join(self._parts), spans=tuple(self._spans))
 
     def _add_span(self, name: str, text: str) -> None:
         start = self._length
         self.add(text)
-        self._spans.append(CharSpan(name, start, self._length))
+        self._spans.append(TextSpan(name, start, self._length))
 
 
 def add_documents(builder: PromptBuilder, item: Item, layout: Layout, label: Callable[[int], str]) -> None:

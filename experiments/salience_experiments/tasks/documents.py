@@ -29,8 +29,8 @@ from salience_experiments.tasks.base import (
     Block,
     Item,
     Layout,
+    Message,
     PromptBuilder,
-    PromptMessage,
     RenderedPrompt,
     add_documents,
     place_gold,
@@ -101,7 +101,7 @@ class DocumentsTask:
         builder.add(f"Question: {item.question}\n\n" if layout.query_first else "")
         add_documents(builder, item, layout, label=lambda number: f"Document [{number}] ")
         user = builder.finish(f"\n\nQuestion: {item.question}", role="user")
-        return RenderedPrompt(messages=(PromptMessage("system", SYSTEM_PROMPT), user), chat=True)
+        return RenderedPrompt(messages=(Message("system", SYSTEM_PROMPT), user), chat=True)
 
     def score(self, item: Item, answer: str) -> float:
         """Return 1.0 if any normalized gold answer stands in the answer's first line."""

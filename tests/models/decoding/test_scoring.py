@@ -122,7 +122,8 @@ def test_prefix_changes_no_drafted_answer(
     language_model: Factory, draw_tokens: Factory, plan_of: Factory
 ) -> None:
     lm, tokens = language_model("qwen3"), draw_tokens(32)
-    requests = [Request(tokens, plan_of(method, query_scope="question")) for method in list(SteeringMethod)[1:]]
+    methods = list(SteeringMethod)[1:]
+    requests = [Request(tokens, plan_of(method, query_scope="question")) for method in methods]
     prefix = lm.prefill([Request(tokens)]).rows()[0]
     drafts = [draw_tokens(5, seed=n) for n in range(4)]
     plain = answer_with_draft(lm, requests, drafts, 6, with_mass=True)

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,7 +105,8 @@ def test_plan_survives_json_and_equal_plans_have_equal_hashes(plan: BiasPlan) ->
 
 
 def test_fingerprints_tell_plans_apart() -> None:
-    plain = [BiasPlan(spans=(A,), method=method, phase=phase) for method in list(SteeringMethod)[1:] for phase in Phase]
+    pairs = itertools.product(list(SteeringMethod)[1:], Phase)
+    plain = [BiasPlan(spans=(A,), method=method, phase=phase) for method, phase in pairs]
     assert len({plan.fingerprint() for plan in plain}) == len(plain)
 
 
