@@ -9,12 +9,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from salience_experiments.errors import TrialsError
 from salience_experiments.manifests import Manifest, write_manifest
 from salience_experiments.report import build_report
-from salience_experiments.report.analysis import summarise
-from salience_experiments.report.arm_facts import read_arms
-from salience_experiments.report.document import Alarm, Heading, Listing, Table, render_markdown
-from salience_experiments.report.figures import find_sweeps
-from salience_experiments.report.html import render_html
-from salience_experiments.report.panels import MAX_ARMS_A_PANEL, Grid, arm_styles, draw_points, group_arms
+from salience_experiments.report.analysis import read_arms, summarise
+from salience_experiments.report.document import Alarm, Heading, Listing, Table, render_html, render_markdown
+from salience_experiments.report.figures import (
+    MAX_ARMS_A_PANEL,
+    Grid,
+    arm_styles,
+    draw_points,
+    find_sweeps,
+    group_arms,
+)
 from salience_experiments.runner import run_spec
 from salience_experiments.spec import ArmSpec
 from salience_experiments.trials import Shard, Trial, TrialLog, encode_line

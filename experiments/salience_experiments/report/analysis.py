@@ -1,9 +1,11 @@
-"""What a report says of one split of a run, as numbers: cells, contrasts, and what was refused."""
+"""What a report says of one split of a run, as numbers: arms, cells, contrasts, and what was refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,135 @@ from salience_experiments.pairing import (
     primary_measure,
     scopes_by_table,
 )
-from salience_experiments.report.arm_facts import ArmFacts, read_arms
-from salience_experiments.report.unit import NATS, POINTS, SCORES, Unit
+from salience_experiments.spec import format_setting
 from salience_experiments.statistics import Interval, clustered_mean, is_binary, wilson_interval
 from salience_experiments.trials import Trial
-from salience_experiments.verdict import ACCURACY_MARGIN, Contrast, compare
+from salience_experiments.verdict import ACCURACY_MARGIN, Contrast, Verdict, compare
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A measure's unit: its values are printed times `factor` with `digits` decimals."""
+
+    name: str
+    factor: float
+    digits: int
+
+    def format(self, value: float | None, sign: str = "") -> str:
+        return NOTHING if value is None else f"{value * self.factor:{sign}.{self.digits}f}"
+
+    def format_interval(self, interval: Interval | None, sign: str = "") -> str:
+        """`[low, high]`; a dash where the data showed no spread, which is not certainty."""
+        if interval is None or not interval.has_width:
+            return NOTHING
+        return f"[{self.format(interval.low, sign)}, {self.format(interval.high, sign)}]"
+
+    def format_verdict(self, contrast: Contrast) -> str:
+        """The verdict's word; an inconclusive one says what effect would have shown."""
+        if contrast.verdict is not Verdict.INCONCLUSIVE:
+            return str(contrast.verdict)
+        if not math.isfinite(contrast.detectable) or (self == POINTS and contrast.detectable > 1):
+            return "inconclusive (too few questions)"
+        return f"inconclusive (detectable: {contrast.detectable * self.factor:.2g} {self.name})"
+
+
+POINTS = Unit("points", 100, 1)
+NATS = Unit("nats", 1, 3)
+SCORES = Unit("units", 1, 3)
+
+
+def format_p(p: float) -> str:
+    """Three decimals, and never a bare zero."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+NEGATIVE_CONTROLS = ("wrong", "all", "random")
+DOSES = ("strength", "share")
+_BOOKKEEPING = frozenset(
+    ("split", "item_index", "question", "weights", "weighted_blocks", "hit_gold", "answer_tokens")
+)
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What distinguishes an arm's cell; `role` is empty, "baseline", "upper bound" or "negative control".
+
+    `label` is the spec's, in full; `name` leaves out what most arms of the run share. `settings` are the
+    arm's own parameters (strength, depth, ...), without those that vary by trial.
+    """
+
+    label: str
+    name: str
+    family: str
+    weights: str
+    role: str
+    settings: tuple[tuple[str, float | str], ...]
+
+    @property
+    def weights_label(self) -> str:
+        """The weights' source, with its role where the number alone would mislead."""
+        source = self.weights or "–"
+        return f"{source} ({self.role})" if self.role not in ("", "baseline") else source
+
+
+def read_arms(trials: Iterable[Trial], spec: Mapping[str, Any]) -> tuple[tuple[ArmFacts, ...], str]:
+    """The arms, baseline first, then as the spec lists them, a family's controls last; and what they share.
+
+    The second is a sentence that completes the arms' names, empty if those are complete.
+    """
+    params: dict[str, dict[str, Any]] = {}
+    for trial in trials:
+        params.setdefault(trial.arm, trial.params)
+    names = arm_names(spec)
+    places = {label: place for place, label in enumerate(names)}
+    families = {family: place for place, family in reversed(list(enumerate(names.values())))}
+    facts: list[ArmFacts] = []
+    for label, given in params.items():
+        is_baseline = label == baseline_name(spec)
+        weights = "" if is_baseline else str(given.get("weights") or "")
+        settings: dict[str, float | str] = {}
+        for name, value in given.items():
+            if name not in _BOOKKEEPING:
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                settings[name] = float(value) if is_number else format_setting(value)
+        role = ""
+        if is_baseline:
+            role = "baseline"
+        elif weights in NEGATIVE_CONTROLS or "random" in str(settings.get("heads")):
+            role = "negative control"
+        elif weights == "oracle":
+            role = "upper bound"
+        weights = weights if weights != "none" else ""
+        family = names.get(label, label)
+        facts.append(ArmFacts(label, label, family, weights, role, tuple(settings.items())))
+
+    def rank(arm: ArmFacts) -> tuple[Any, ...]:
+        place, family = places.get(arm.label, len(places)), families.get(arm.family, len(places))
+        return arm.role != "baseline", family, arm.role == "negative control", place, arm.label
+
+    facts.sort(key=rank)
+    seen: dict[str, list[float | str]] = {}
+    for arm in facts:
+        for name, value in arm.settings:
+            seen.setdefault(name, []).append(value)
+    # Settings other than the dose that have one value in most of the arms that take them.
+    shared: dict[str, float | str] = {}
+    for name, values in seen.items():
+        value, count = Counter(values).most_common(1)[0]
+        if name not in DOSES and len(values) > 1 and count * 2 > len(values):
+            shared[name] = value
+    told = [f"{name} {format_setting(value)}" for name, value in shared.items()]
+    told += ["weights by recall"] if any(arm.weights == "recall" for arm in facts) else []
+    sentence = f"Unless said otherwise: {', '.join(told)}." if told else ""
+    named: list[ArmFacts] = []
+    for arm in facts:
+        parts = [arm.family.rpartition(":")[2]]
+        parts += [f"{name} {format_setting(v)}" for name, v in arm.settings if shared.get(name) != v]
+        parts += [f"{arm.weights} weights"] if arm.weights not in ("", "recall") else []
+        named.append(replace(arm, name=", ".join(parts) if "[" in arm.label else arm.label))
+    return tuple(named), sentence
+
 
 _LOGPROB_NAMES: dict[Measure, str] = {
     "gold_logprob": "gold-answer log-probability",
@@ -127,10 +253,32 @@ def summarise(spec: Mapping[str, Any], trials: Sequence[Trial], split: str, *, s
     if not present:
         present.append(primary)
     present.sort(key=lambda measure: measure != primary)
+    names = arm_names(spec)
     measures: list[MeasureSummary] = []
     for measure in present:
-        pairs = _pair_all(by_arm, named, measure, spec, positions, refusals)
+        pairs: list[PairedSet] = []
+        for arm, baseline in named:
+            # A pair that does not hold is told in `refusals`, never trimmed to fit.
+            may_edit = any(edits_prompt(names.get(label, label)) for label in (arm, baseline))
+            try:
+                pair = pair_trials(by_arm[arm] + by_arm[baseline], arm, baseline, measure, may_edit=may_edit)
+                if missing := sorted(set(positions) - set(pair.positions)):
+                    raise UnequalSets(f"no trials at {', '.join(missing)}")
+                pairs.append(pair)
+            except UnequalSets as error:
+                refusals.append(f"{arm} vs {baseline}: {error}")
         measures.append(_summarise_measure(measure, by_arm, pairs, positions, spec, seed))
+    held: dict[str, float] = {}
+    loops: dict[str, float] = {}
+    lengths: dict[str, float] = {}
+    for label, mine in by_arm.items():
+        whole = [trial for trial in mine if trial.error is None]
+        if hits := [bool(trial.params["hit_gold"]) for trial in whole if "hit_gold" in trial.params]:
+            held[label] = float(np.mean(hits))
+        if answers := [trial.answer for trial in whole if trial.answer is not None]:
+            loops[label] = float(np.mean([ends_in_loop(answer) for answer in answers]))
+        if counts := [t.params["answer_tokens"] for t in mine if "answer_tokens" in t.params]:
+            lengths[label] = float(np.mean(counts))
     return SplitSummary(
         split=split,
         baseline=baseline_name(spec),
@@ -138,9 +286,9 @@ def summarise(spec: Mapping[str, Any], trials: Sequence[Trial], split: str, *, s
         shared=shared,
         positions=positions,
         measures=tuple(measures),
-        gold_weighted=_gold_weighted(by_arm),
-        looping=_looping(by_arm),
-        answer_tokens=_answer_tokens(by_arm),
+        gold_weighted=held,
+        looping=loops if any(loops.values()) else {},
+        answer_tokens=lengths,
         refusals=tuple(dict.fromkeys(refusals)),
         n_items=len({trial.item for trial in trials}),
         n_questions=len({_question(trial) for trial in trials}),
@@ -162,51 +310,27 @@ def _summarise_measure(
         unit, margin = (POINTS, ACCURACY_MARGIN) if is_unit_scale else (SCORES, None)
         name = metric_name(spec) if is_unit_scale else "metric"
     tables = scopes_by_table(positions, with_u=measure == primary_measure(spec))
+    u_scores: dict[str, UScore] = {}
+    for pair in pairs if "u" in tables else ():
+        for label, values in zip((pair.arm, pair.baseline), pair.u_values(), strict=True):
+            if label not in u_scores:
+                mean = clustered_mean(values, pair.clusters, seed=seed)
+                u_scores[label] = UScore(mean.estimate, mean.interval)
     return MeasureSummary(
         measure=measure,
         name=name,
         unit=unit,
         margin=margin,
-        cells=_cells(by_arm, positions, measure, seed),
+        cells={
+            (label, place): _cell([t for t in mine if place in (ALL, t.position)], measure, seed)
+            for label, mine in by_arm.items()
+            for place in (*positions, ALL)
+        },
         contrasts={
             table: tuple(compare(pairs, scopes, margin=margin, seed=seed)) for table, scopes in tables.items()
         },
-        u_scores=_u_scores(pairs, seed) if "u" in tables else {},
+        u_scores=u_scores,
     )
-
-
-def _pair_all(
-    by_arm: Mapping[str, list[Trial]],
-    named: Sequence[tuple[str, str]],
-    measure: Measure,
-    spec: Mapping[str, Any],
-    positions: Sequence[str],
-    refusals: list[str],
-) -> list[PairedSet]:
-    """Every named pair that holds; the others are told in `refusals`, never trimmed to fit."""
-    names = arm_names(spec)
-    pairs: list[PairedSet] = []
-    for arm, baseline in named:
-        may_edit = any(edits_prompt(names.get(label, label)) for label in (arm, baseline))
-        try:
-            pair = pair_trials(by_arm[arm] + by_arm[baseline], arm, baseline, measure, may_edit=may_edit)
-            if missing := sorted(set(positions) - set(pair.positions)):
-                raise UnequalSets(f"no trials at {', '.join(missing)}")
-            pairs.append(pair)
-        except UnequalSets as error:
-            refusals.append(f"{arm} vs {baseline}: {error}")
-    return pairs
-
-
-def _cells(
-    by_arm: Mapping[str, list[Trial]], positions: Sequence[str], measure: Measure, seed: int
-) -> dict[tuple[str, str], Cell]:
-    cells: dict[tuple[str, str], Cell] = {}
-    for label, mine in by_arm.items():
-        for position in positions:
-            cells[label, position] = _cell([t for t in mine if t.position == position], measure, seed)
-        cells[label, ALL] = _cell(mine, measure, seed)
-    return cells
 
 
 def _cell(trials: Sequence[Trial], measure: Measure, seed: int) -> Cell:
@@ -215,57 +339,16 @@ def _cell(trials: Sequence[Trial], measure: Measure, seed: int) -> Cell:
     if not whole:
         return Cell(0, n_failed, None, None)
     values = np.array([getattr(trial, measure) for trial in whole], dtype=float)
-    interval = _mean_interval(values, [_question(trial) for trial in whole], seed)
-    return Cell(len(whole), n_failed, float(values.mean()), interval)
-
-
-def _mean_interval(values: np.ndarray, questions: Sequence[str], seed: int) -> Interval:
-    """Wilson's for independent 0/1 outcomes, else the clustered bootstrap's.
-
-    The bootstrap cannot widen an all-or-nothing cell: that one gets Wilson's interval at the number of
-    questions.
-    """
+    questions = [_question(trial) for trial in whole]
     n_questions = len(set(questions))
     if is_binary(values) and n_questions == len(values):
-        return wilson_interval(int(values.sum()), len(values))
-    if is_binary(values) and values.mean() in (0.0, 1.0):
-        return wilson_interval(n_questions if values[0] else 0, n_questions)
-    return clustered_mean(values, questions, seed=seed).interval
-
-
-def _u_scores(pairs: Sequence[PairedSet], seed: int) -> dict[str, UScore]:
-    scores: dict[str, UScore] = {}
-    for pair in pairs:
-        for label, values in zip((pair.arm, pair.baseline), pair.u_values(), strict=True):
-            if label not in scores:
-                mean = clustered_mean(values, pair.clusters, seed=seed)
-                scores[label] = UScore(mean.estimate, mean.interval)
-    return scores
-
-
-def _gold_weighted(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for label, mine in by_arm.items():
-        held = [bool(t.params["hit_gold"]) for t in mine if t.error is None and "hit_gold" in t.params]
-        if held:
-            shares[label] = float(np.mean(held))
-    return shares
-
-
-def _looping(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for label, mine in by_arm.items():
-        if answers := [trial.answer for trial in mine if trial.error is None and trial.answer is not None]:
-            shares[label] = float(np.mean([ends_in_loop(answer) for answer in answers]))
-    return shares if any(shares.values()) else {}
-
-
-def _answer_tokens(by_arm: Mapping[str, list[Trial]]) -> dict[str, float]:
-    means: dict[str, float] = {}
-    for label, mine in by_arm.items():
-        if lengths := [t.params["answer_tokens"] for t in mine if "answer_tokens" in t.params]:
-            means[label] = float(np.mean(lengths))
-    return means
+        interval = wilson_interval(int(values.sum()), len(values))
+    elif is_binary(values) and values.mean() in (0.0, 1.0):
+        # The bootstrap cannot widen an all-or-nothing cell; Wilson's interval over the questions does.
+        interval = wilson_interval(n_questions if values[0] else 0, n_questions)
+    else:
+        interval = clustered_mean(values, questions, seed=seed).interval
+    return Cell(len(whole), n_failed, float(values.mean()), interval)
 
 
 def _question(trial: Trial) -> str:

@@ -20,12 +20,18 @@ from salience_experiments.report.document import (
     Heading,
     Paragraph,
     Table,
+    render_html,
     render_markdown,
 )
 from salience_experiments.report.figures import Origin, draw_figures
-from salience_experiments.report.findings import describe_findings
-from salience_experiments.report.html import render_html
-from salience_experiments.report.tables import METHODS, cell_table, contrast_table, header_table, u_table
+from salience_experiments.report.tables import (
+    METHODS,
+    cell_table,
+    contrast_table,
+    describe_findings,
+    header_table,
+    u_table,
+)
 from salience_experiments.spec import ANALYSIS_FIELDS
 
 _FIGURES: dict[Measure, str] = {
@@ -65,12 +71,24 @@ def build_report(
         raise ValueError(f"out_dir must be given for several runs, and analysis not, got {len(paths)} runs")
     out_dir = out_dir or paths[0] / "report"
     runs = [read_run(path) for path in paths]
-    prefixes = [_prefix(index, run) if len(runs) > 1 else "" for index, run in enumerate(runs)]
     blocks: list[Block] = []
-    for run, prefix in zip(runs, prefixes, strict=True):
-        blocks += _run_blocks(run, prefix, analysis or {})
+    for number, run in enumerate(runs, start=1):
+        # The start of its figures' names tells a run of several apart: place, spec and directory name.
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "_", f"{run.manifest.spec_name}_{run.path.name}")
+        blocks += _run_blocks(run, f"{number}_{slug}-" if len(runs) > 1 else "", analysis or {})
     title = ", ".join(dict.fromkeys(run.manifest.spec_name for run in runs))
-    return _write(out_dir, title, blocks)
+    (out_dir / _FIGURE_FOLDER).mkdir(parents=True, exist_ok=True)
+    contents: dict[Path, bytes] = {
+        out_dir / "report.md": render_markdown(blocks, _FIGURE_FOLDER).encode(),
+        out_dir / "report.html": render_html(title, blocks).encode(),
+    }
+    for block in blocks:
+        if isinstance(block, Figure):
+            contents[out_dir / _FIGURE_FOLDER / f"{block.name}.png"] = block.png
+            contents[out_dir / _FIGURE_FOLDER / f"{block.name}.svg"] = block.svg
+    for path, data in contents.items():
+        write_atomically(path, data)
+    return list(contents)
 
 
 def headline_table(result_dir: Path, analysis: Mapping[str, Any] | None = None) -> Table | None:
@@ -82,7 +100,9 @@ def headline_table(result_dir: Path, analysis: Mapping[str, Any] | None = None) 
 
 def _summaries(run: Run, analysis: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[SplitSummary]]:
     """The spec with `analysis` over it, which fields that changed, and a summary per split, test first."""
-    given = {field: _plain(analysis[field]) for field in sorted(ANALYSIS_FIELDS) if field in analysis}
+    # As a manifest holds them: tuples are lists there.
+    plain = json.loads(json.dumps({field: analysis[field] for field in ANALYSIS_FIELDS & analysis.keys()}))
+    given = dict(sorted(plain.items()))
     changed = [field for field, value in given.items() if run.manifest.spec.get(field) != value]
     spec = run.manifest.spec | given
     tests, tuning = select_split(run.trials, "test"), select_split(run.trials, "dev")
@@ -108,7 +128,17 @@ def _run_blocks(run: Run, prefix: str, analysis: Mapping[str, Any]) -> list[Bloc
     if not run.trials:
         gaps.append("no trial is there")
     mark = " (INCOMPLETE)" if gaps else ""
-    blocks: list[Block] = [Heading(1, f"{manifest.spec_name}{mark}"), *_alarms(run, gaps)]
+    blocks: list[Block] = [Heading(1, f"{manifest.spec_name}{mark}")]
+    if gaps:
+        blocks.append(Alarm(f"INCOMPLETE: {'; '.join(dict.fromkeys(gaps))}. These numbers are not a result."))
+    if manifest.limit is not None:
+        blocks.append(
+            Alarm(f"LIMITED: only the first {manifest.limit} items of the spec were run. This is a dry run.")
+        )
+    if manifest.dirty:
+        blocks.append(Alarm("The working tree was dirty: the commit alone does not reproduce this run."))
+    if manifest.error:
+        blocks.append(Alarm(f"The run ended with an error: {manifest.error}"))
     blocks += describe_findings(summaries[0]) if summaries else []
     if description := str(spec.get("description") or ""):
         blocks.append(Paragraph(description))
@@ -120,27 +150,6 @@ def _run_blocks(run: Run, prefix: str, analysis: Mapping[str, Any]) -> list[Bloc
         figures = draw_figures(summary, prefix, origin) if index == 0 else []
         blocks += _split_blocks(summary, figures, mark)
     return blocks
-
-
-def _plain(value: Any) -> Any:
-    """As a manifest holds it: tuples are lists there."""
-    return json.loads(json.dumps(value))
-
-
-def _alarms(run: Run, gaps: Sequence[str]) -> list[Block]:
-    manifest = run.manifest
-    alarms: list[Block] = []
-    if gaps:
-        alarms.append(Alarm(f"INCOMPLETE: {'; '.join(dict.fromkeys(gaps))}. These numbers are not a result."))
-    if manifest.limit is not None:
-        alarms.append(
-            Alarm(f"LIMITED: only the first {manifest.limit} items of the spec were run. This is a dry run.")
-        )
-    if manifest.dirty:
-        alarms.append(Alarm("The working tree was dirty: the commit alone does not reproduce this run."))
-    if manifest.error:
-        alarms.append(Alarm(f"The run ended with an error: {manifest.error}"))
-    return alarms
 
 
 def _split_blocks(summary: SplitSummary, figures: Sequence[Figure], mark: str) -> list[Block]:
@@ -178,24 +187,3 @@ def _contrast_tables(summary: SplitSummary, measure: MeasureSummary) -> list[Blo
         contrast_table(summary, measure, measure.contrasts["pooled"], "All positions pooled"),
         contrast_table(summary, measure, measure.contrasts["by_position"], "By position"),
     ]
-
-
-def _write(out_dir: Path, title: str, blocks: Sequence[Block]) -> list[Path]:
-    (out_dir / _FIGURE_FOLDER).mkdir(parents=True, exist_ok=True)
-    contents: dict[Path, bytes] = {
-        out_dir / "report.md": render_markdown(blocks, _FIGURE_FOLDER).encode(),
-        out_dir / "report.html": render_html(title, blocks).encode(),
-    }
-    for block in blocks:
-        if isinstance(block, Figure):
-            contents[out_dir / _FIGURE_FOLDER / f"{block.name}.png"] = block.png
-            contents[out_dir / _FIGURE_FOLDER / f"{block.name}.svg"] = block.svg
-    for path, data in contents.items():
-        write_atomically(path, data)
-    return list(contents)
-
-
-def _prefix(index: int, run: Run) -> str:
-    """A figure name's start that tells runs apart: place, spec and directory name."""
-    slug = re.sub(r"[^A-Za-z0-9_.]+", "_", f"{run.manifest.spec_name}_{run.path.name}")
-    return f"{index + 1}_{slug}-"

@@ -1,17 +1,24 @@
-"""The report's tables, each a `Table` of ready text."""
+"""What a report says in words: its first lines, and its tables, each a `Table` of ready text."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from salience_experiments.manifests import Run
 from salience_experiments.pairing import ALL, is_place
-from salience_experiments.report.analysis import Cell, MeasureSummary, SplitSummary
-from salience_experiments.report.arm_facts import ArmFacts
-from salience_experiments.report.document import Table
-from salience_experiments.report.unit import NATS, NOTHING, SCORES, format_p
+from salience_experiments.report.analysis import (
+    NATS,
+    NOTHING,
+    SCORES,
+    ArmFacts,
+    Cell,
+    MeasureSummary,
+    SplitSummary,
+    format_p,
+)
+from salience_experiments.report.document import Block, Listing, Paragraph, Table
 from salience_experiments.statistics import N_RESAMPLES
-from salience_experiments.trials import Trial
 from salience_experiments.verdict import (
     ACCURACY_MARGIN,
     MIN_CLUSTERS,
@@ -33,6 +40,32 @@ METHODS = (
 )
 
 
+def describe_findings(summary: SplitSummary) -> list[Block]:
+    """How many differences of the primary measure came out how, then one line each, by arm and position."""
+    contrasts = summary.primary.contrasts["by_position"]
+    if not contrasts:
+        return []
+    counts = Counter(contrast.verdict for contrast in contrasts)
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
+    which = "test items" if summary.split == "test" else "items of the development slice, no headline"
+    measure = summary.primary
+    opening = (
+        f"{summary.n_items} {which}. Change of the {measure.name} in {measure.unit.name}, with 95 % "
+        f"intervals: of {len(contrasts)} differences {verdicts}. {summary.shared}"
+    )
+    entries: list[str] = []
+    for contrast in contrasts:
+        interval = measure.unit.format_interval(contrast.difference.interval, "+")
+        width = "" if interval == NOTHING else f" {interval}"
+        place = f", gold {contrast.scope}" if is_place(contrast.scope) else ""
+        entries.append(
+            f"{summary.facts(contrast.arm).name} against {summary.facts(contrast.baseline).name}{place}: "
+            f"{measure.unit.format(contrast.difference.estimate, '+')}{width}, "
+            f"{measure.unit.format_verdict(contrast)}"
+        )
+    return [Paragraph(opening), Listing(tuple(entries))]
+
+
 def header_table(run: Run, seed: int, changed: Sequence[str]) -> Table:
     """What was run, with what: everything a reader needs to run it again.
 
@@ -41,6 +74,14 @@ def header_table(run: Run, seed: int, changed: Sequence[str]) -> Table:
     """
     manifest, model = run.manifest, run.manifest.model
     items = {trial.item for trial in run.trials}
+    total_s, time = sum(trial.wall_s for trial in run.trials), NOTHING
+    if total_s:
+        # A batch's time is split evenly over its trials, which is why no arm has a time of its own.
+        amount = f"{total_s / 60:.1f} min" if total_s >= 60 else f"{total_s:.1f} s"
+        time = (
+            f"{amount} in the model, {len(run.trials) / total_s:.3g} trials a second; a batch holds many "
+            "arms: compare their speed with `salience bench`"
+        )
     rows = [
         ("status", "complete" if run.is_complete else f"INCOMPLETE ({manifest.status})"),
         ("spec", f"{manifest.spec_name}, sha256 {manifest.spec_sha256}"),
@@ -54,25 +95,13 @@ def header_table(run: Run, seed: int, changed: Sequence[str]) -> Table:
         ("device", f"{manifest.device}, {manifest.threads} threads"),
         ("implementation", ", ".join(manifest.impls) or NOTHING),
         ("n", f"{len(run.trials)} trials, {len(items)} items, {len({t.arm for t in run.trials})} arms"),
-        ("time", _describe_time(run.trials)),
+        ("time", time),
         ("seed", str(seed)),
         ("prompts", f"{manifest.prompt_count} different, sha256 {manifest.prompts_sha256 or NOTHING}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))),
         ("run", f"{manifest.started} to {manifest.finished or NOTHING}"),
     ]
     return Table(("run", run.path.name), tuple(rows), "Run", n_text=2)
-
-
-def _describe_time(trials: Sequence[Trial]) -> str:
-    """A batch's time is split evenly over its trials, which is why no arm has a time of its own."""
-    total_s = sum(trial.wall_s for trial in trials)
-    if not total_s:
-        return NOTHING
-    amount = f"{total_s / 60:.1f} min" if total_s >= 60 else f"{total_s:.1f} s"
-    return (
-        f"{amount} in the model, {len(trials) / total_s:.3g} trials a second; a batch holds many arms: "
-        "compare their speed with `salience bench`"
-    )
 
 
 def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
@@ -88,19 +117,23 @@ def cell_table(summary: SplitSummary, measure: MeasureSummary) -> Table:
         (
             arm.label,
             arm.weights_label,
-            _format_n([measure.cells[arm.label, position] for position in summary.positions]),
+            # One number where every position has as many items.
+            " / ".join(counts if len(set(counts)) > 1 else counts[:1]),
             *(_format_cell(measure.cells[arm.label, scope], measure) for scope in (*summary.positions, ALL)),
             *([_format_share(summary.gold_weighted, arm) if arm.weights else NOTHING] if has_hits else []),
             *([_format_share(summary.looping, arm)] if has_loops else []),
             *([f"{summary.answer_tokens.get(arm.label, 0.0):.1f}"] if has_lengths else []),
         )
         for arm in summary.arms
+        for counts in [[str(measure.cells[arm.label, position].n) for position in summary.positions]]
     ]
+    place = " and gold position" * any(map(is_place, summary.positions))
+    unit = "%" if measure.unit.name == "points" else measure.unit.name
     how = "question-clustered bootstrap"
     if measure.unit not in (NATS, SCORES):
         how = f"Wilson; {how} for all positions pooled"
     caption = (
-        f"{measure.name.capitalize()} by arm{_and_place(summary)}, in {_name_unit(measure)}, with 95 % "
+        f"{measure.name.capitalize()} by arm{place}, in {unit}, with 95 % "
         f"interval ({how}); n items at each position"
         + ("; how often the weighted blocks held the gold one" * has_hits)
         + ("; how many answers end by repeating themselves" * has_loops)
@@ -192,19 +225,6 @@ def _format_cell(cell: Cell, measure: MeasureSummary) -> str:
     if cell.interval is not None and cell.interval.has_width:
         text += f" {measure.unit.format_interval(cell.interval)}"
     return f"{text} ({cell.n_failed} FAILED)" if cell.n_failed else text
-
-
-def _and_place(summary: SplitSummary) -> str:
-    return " and gold position" * any(map(is_place, summary.positions))
-
-
-def _name_unit(measure: MeasureSummary) -> str:
-    return "%" if measure.unit.name == "points" else measure.unit.name
-
-
-def _format_n(cells: Sequence[Cell]) -> str:
-    counts = [str(cell.n) for cell in cells]
-    return counts[0] if len(set(counts)) == 1 else " / ".join(counts)
 
 
 def _format_share(shares: Mapping[str, float], arm: ArmFacts) -> str:
