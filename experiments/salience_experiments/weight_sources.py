@@ -46,7 +46,7 @@ def _chosen(source: WeightSource, item: Item, top_k: int, seed: int, recall: Tex
     rng = random.Random(f"{source}:{seed}:{item.item_id}")
     if source is WeightSource.RECALL:
         found = recall.rank(item.question, [block.text for block in item.blocks], top_k)
-        return [item.blocks[recalled.index].name for recalled in found]
+        return [item.blocks[recalled.item].name for recalled in found]
     if source is WeightSource.ORACLE:
         return [block.name for block in item.blocks if block.is_gold]
     if source is WeightSource.ALL:

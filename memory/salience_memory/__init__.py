@@ -35,12 +35,11 @@ from salience_memory.feedback import (
     write_disclaimer,
 )
 from salience_memory.integrity import check_store, repair_store
-from salience_memory.lexical import score_lexically, tokenize
+from salience_memory.lexical import tokenize
 from salience_memory.maintenance import MaintenanceReport, maintain
-from salience_memory.memory_recall import MemoryRecall
+from salience_memory.memory_recall import MemoryRecall, RecalledMemory
 from salience_memory.normalisation import is_same_text, says_the_same
-from salience_memory.recall import Recalled, TextRecall, rank_texts
-from salience_memory.recalled_memory import RecallBreakdown, RecalledMemory
+from salience_memory.ranking import Ranked, RecallBreakdown
 from salience_memory.records import (
     MAX_SEMANTIC_WEIGHT,
     NEUTRAL_WEIGHT,
@@ -85,7 +84,8 @@ from salience_memory.store import (
     TaskState,
     VectorBatch,
 )
-from salience_memory.vectors import Embed, EmbeddingCache, search_vectors
+from salience_memory.text_recall import TextRecall
+from salience_memory.vectors import Embed, EmbeddingCache
 
 __all__ = [
     "CONFLICT_EVENT",
@@ -126,8 +126,8 @@ __all__ = [
     "ProjectionInvalid",
     "ProjectionRow",
     "Provenance",
+    "Ranked",
     "RecallBreakdown",
-    "Recalled",
     "RecalledMemory",
     "Reference",
     "ReferenceScanner",
@@ -173,11 +173,8 @@ __all__ = [
     "lower_corrected",
     "maintain",
     "mark_contradicted",
-    "rank_texts",
     "repair_store",
     "says_the_same",
-    "score_lexically",
-    "search_vectors",
     "shipped_noticing_packs",
     "system_clock",
     "to_ns",

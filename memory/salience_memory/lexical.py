@@ -1,17 +1,10 @@
-"""Lexical search: BM25 over tokens that keep identifiers whole and read CJK text by character.
-
-The engine is SQLite's FTS5. Text is cut into tokens here, not by SQLite, so that a query and a text agree on
-every platform and SQLite version, and so that nothing a user writes is read as query syntax.
-"""
+"""How texts are cut into search tokens: identifiers stay whole, CJK text is read by character."""
 
 import re
-import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
 from itertools import pairwise
 from unicodedata import category, normalize
 
-__all__ = ["score_lexically", "tokenize"]
+__all__ = ["FUNCTION_WORDS", "tokenize"]
 
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\U00020000-\U0003ffff"
 # Vowel signs and accents belong to the word they stand in, but are not `\w`.
@@ -24,11 +17,20 @@ _WORD = rf"(?:[^\W_{_CJK}][{_MARKS}]*)+"
 _PIECE = re.compile(rf"[{_CJK}]+|{_WORD}(?:[-_.]{_WORD})*")
 _CJK_START = re.compile(rf"[{_CJK}]")
 _JOINT = re.compile(r"[-_.]")
-_BATCH_TERMS = 500
 
-# FTS5's `ascii` tokenizer takes every character beyond ASCII for a letter, so it cuts at our spaces alone.
-_CREATE = "CREATE VIRTUAL TABLE lexical USING fts5(tokens, tokenize=\"ascii tokenchars '-_.'\")"
-_SEARCH = "SELECT rowid, -bm25(lexical) FROM lexical WHERE lexical MATCH ?"
+FUNCTION_WORDS = frozenset(
+    """
+    a about am an and any are aren as at be been being but by can could couldn did didn do does doesn
+    doing don for from had has have having he her here hers him his how i if in into is isn it its just ll
+    me mine my of on or our ours please re s she should so some t than that the their them then there
+    these they this those to us ve was wasn we were weren what when where which who whom whose why will
+    with won would you your yours
+    一 个 为 也 了 什 什么 他 们 你 你们 再 吗 吧 呢 和 哪 哪里 在 多 她 它 就 很 怎 怎么 我 我们 是 有 的
+    谁 这 那 都
+    """.split()  # noqa: SIM905, a list is read in lines
+)
+"""Tokens that say little of what a text is about, whatever the other texts are: in a store of five facts, the
+frequencies of words cannot tell yet."""
 
 
 def tokenize(text: str) -> list[str]:
@@ -48,28 +50,3 @@ def tokenize(text: str) -> list[str]:
             tokens += parts if len(parts := _JOINT.split(piece)) > 1 else []
     return tokens
 
-
-def score_lexically(query: str, texts: Sequence[str]) -> dict[int, float]:
-    """BM25 (k1 1.2, b 0.75) of each text that shares a token with the query.
-
-    Args:
-        query: Free text; characters with a meaning in FTS5's query language have none here.
-        texts: What is searched; document frequencies are counted over these alone.
-
-    Returns:
-        Score by position in `texts`, larger is better, above zero; texts that share nothing are left out.
-    """
-    terms = list(dict.fromkeys(tokenize(query)))
-    if not terms or not texts:
-        return {}
-    scores: dict[int, float] = {}
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.execute(_CREATE)
-        rows = ((index + 1, " ".join(tokenize(text))) for index, text in enumerate(texts))
-        database.executemany("INSERT INTO lexical (rowid, tokens) VALUES (?, ?)", rows)
-        # BM25 is a sum over terms, so a long query may be asked in parts.
-        for start in range(0, len(terms), _BATCH_TERMS):
-            match = " OR ".join(f'"{term}"' for term in terms[start : start + _BATCH_TERMS])
-            for rowid, score in database.execute(_SEARCH, (match,)):
-                scores[rowid - 1] = scores.get(rowid - 1, 0.0) + score
-    return scores

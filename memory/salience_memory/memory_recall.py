@@ -8,7 +8,7 @@ import math
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,20 +26,13 @@ from salience_memory.index.projections import Projections
 from salience_memory.index.roster import RowFilter
 from salience_memory.index.vector_index import VectorIndex
 from salience_memory.lexical import tokenize
-from salience_memory.recalled_memory import RecallBreakdown, RecalledMemory, recalled_of, standing_of
+from salience_memory.ranking import RecallBreakdown, rank
 from salience_memory.records import MemoryType, StoredMemory
-from salience_memory.relevance import (
-    compute_bm25,
-    compute_coverage,
-    compute_relevance,
-    fuse_ranks,
-    rank_scores,
-)
 from salience_memory.scopes import Viewer
 from salience_memory.store import MemoryStore
 from salience_memory.vectors import Embed, EmbeddingCache, check_vectors
 
-__all__ = ["MemoryRecall", "RecallBreakdown", "RecalledMemory"]
+__all__ = ["MemoryRecall", "RecalledMemory"]
 
 _PROPOSED_BY_WORDS = 256
 _PROPOSED_BY_VECTORS = 128
@@ -51,6 +44,30 @@ _WIDENED_BY = 4
 _WIDEST = 64
 """Times as many candidates as usual are looked at, at most, where those found are too old to be shown."""
 _EMBEDDED_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledMemory:
+    """A memory that a query is about."""
+
+    memory: StoredMemory
+    score: float
+    """Relevance in [0, 1]; 0 for one that a cold start returns without having compared it."""
+    probability: float
+    """That the memory bears on the query, calibrated (`ranking.py`); 0 for one that was not compared."""
+    breakdown: RecallBreakdown
+    has_conflict: bool = False
+    """Another memory that the viewer may see says something else on the same key."""
+
+    @property
+    def content(self) -> str:
+        """What the memory says."""
+        return self.memory.content
+
+    @property
+    def confidence(self) -> float:
+        """Trust times freshness: how far the memory is to be believed, whatever the query."""
+        return self.memory.trust * self.memory.freshness
 
 
 class MemoryRecall:
@@ -146,7 +163,17 @@ class MemoryRecall:
             if is_enough or len(similarities) < _finalists(breadth) or breadth >= _WIDEST * top_k:
                 break
             breadth *= _WIDENED_BY
-        results = self._rank(memories, words, similarities, vector, top_k)
+        by_id = {memory.memory_id: memory for memory in memories}
+        ranked = rank(
+            words.weights,
+            words.mean_tokens,
+            {memory.memory_id: tokenize(memory.content) for memory in memories},
+            None if vector is None else self._similarities(memories, similarities, vector),
+        )
+        results = [
+            RecalledMemory(by_id[one.item], one.score, one.probability, one.breakdown) for one in ranked
+        ]
+        results = sorted(results, key=_standing_of)[:top_k]
         if not results and vector is not None and not has_vectors:
             return self._cold_start(wanted, top_k)
         return self._marked(results, wanted)
@@ -282,53 +309,13 @@ class MemoryRecall:
         finalists = dict.fromkeys([*best, *ids[:top_k], *list(near)[:top_k]])
         return words, {key: _compared(vectors, similarities[key], key) for key in finalists}, True
 
-    def _rank(
-        self,
-        memories: Sequence[StoredMemory],
-        words: QueryWords,
-        compared: Mapping[str, tuple[float, int] | None],
-        vector: NDArray[np.float32] | None,
-        top_k: int,
-    ) -> list[RecalledMemory]:
-        similarities = self._similarities(memories, compared, vector)
-        tokens = {memory.memory_id: tokenize(memory.content) for memory in memories}
-        bm25 = {
-            key: score
-            for key, found in tokens.items()
-            if (score := compute_bm25(words.weights, words.mean_tokens, found)) > 0.0
-        }
-        vector_ranks, lexical_ranks = rank_scores(similarities), rank_scores(bm25)
-        fused = fuse_ranks(vector_ranks, lexical_ranks)
-        results: list[RecalledMemory] = []
-        for memory in memories:
-            key = memory.memory_id
-            similarity = similarities.get(key)
-            coverage = compute_coverage(words.weights, frozenset(tokens[key]))
-            # One that has no vector yet ranks by its words, as if it meant something else.
-            score = compute_relevance(None if vector is None else similarity or 0.0, coverage)
-            if score > 0.0:
-                breakdown = RecallBreakdown(
-                    similarity=similarity,
-                    coverage=coverage,
-                    bm25=bm25.get(key, 0.0),
-                    fused=fused.get(key, 0.0),
-                    vector_rank=vector_ranks.get(key),
-                    lexical_rank=lexical_ranks.get(key),
-                    trust=memory.trust,
-                    freshness=memory.freshness,
-                )
-                results.append(recalled_of(memory, score, breakdown))
-        return sorted(results, key=standing_of)[:top_k]
-
     def _similarities(
         self,
         memories: Sequence[StoredMemory],
         compared: Mapping[str, tuple[float, int] | None],
-        vector: NDArray[np.float32] | None,
+        vector: NDArray[np.float32],
     ) -> dict[str, float]:
         """By id; what the index compared counts only if the row is still the one it knew."""
-        if vector is None:
-            return {}
         found: dict[str, float] = {}
         missing: list[StoredMemory] = []
         for memory in memories:
@@ -352,13 +339,11 @@ class MemoryRecall:
         found += self._store.list(viewer, pinned=True, include_archived=archived, limit=1000)
         memories = {memory.memory_id: memory for memory in found if self._passes(memory, wanted)}
         results = [
-            recalled_of(
-                memory, 0.0, RecallBreakdown(None, 0.0, 0.0, 0.0, None, None, memory.trust, memory.freshness)
-            )
+            RecalledMemory(memory, 0.0, 0.0, RecallBreakdown(None, 0.0, 0.0, 0.0, 0.0, None, None, 0.0, 0))
             for memory in memories.values()
         ]
         results.sort(
-            key=lambda result: (result.memory.type is not MemoryType.CONSTRAINT, *standing_of(result))
+            key=lambda result: (result.memory.type is not MemoryType.CONSTRAINT, *_standing_of(result))
         )
         return self._marked(results[:top_k], wanted)
 
@@ -392,3 +377,9 @@ def _finalists(top_k: int) -> int:
 def _compared(vectors: VectorIndex, similarity: float, memory_id: str) -> tuple[float, int] | None:
     seq = vectors.seq_of(memory_id)
     return None if seq is None or math.isnan(similarity) else (similarity, seq)
+
+
+def _standing_of(result: RecalledMemory) -> tuple[float, float, float, str]:
+    """What results are sorted by: relevance, then trust, then freshness, then the id."""
+    memory = result.memory
+    return (-result.score, -memory.trust, -memory.freshness, memory.memory_id)

@@ -19,9 +19,9 @@ from salience_memory.clock import Clock, from_ns, system_clock
 from salience_memory.errors import SnapshotInvalid
 from salience_memory.index.projection import replace_file
 from salience_memory.scopes import Viewer
-from salience_memory.store.bodies import describe_fault, encode_json
 from salience_memory.store.memory_store import MemoryStore
 from salience_memory.store.restoring import ImportReport, MemoryRecord
+from salience_memory.store.rows import describe_fault, encode_json
 
 __all__ = ["export_snapshot", "import_snapshot"]
 

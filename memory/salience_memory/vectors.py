@@ -1,4 +1,4 @@
-"""Vector search by FAISS, and a bounded cache of embedded texts."""
+"""FAISS if it is installed, and a bounded cache of embedded texts."""
 
 import importlib
 from collections import OrderedDict
@@ -10,35 +10,13 @@ from numpy.typing import NDArray
 
 from salience_memory.errors import EmbeddingMismatch, MissingExtra
 
-__all__ = ["Embed", "EmbeddingCache", "check_vectors", "import_faiss", "search_vectors"]
+__all__ = ["Embed", "EmbeddingCache", "check_vectors", "import_faiss"]
 
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts to unit vectors: float32 [record, embed]."""
 
 _OVERHEAD_BYTES = 200
 """What one entry costs beside its text and its vector."""
-
-
-def search_vectors(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Similarity (inner product, so the cosine of unit vectors) of a query to each vector, by exact search.
-
-    Args:
-        query: [embed].
-        vectors: [record, embed].
-
-    Returns:
-        float32 [record], in the order of `vectors`.
-
-    Raises:
-        MissingExtra: FAISS is not installed.
-    """
-    faiss = import_faiss()
-    index = faiss.IndexFlatIP(vectors.shape[1])
-    index.add(np.ascontiguousarray(vectors, dtype=np.float32))
-    found, ids = index.search(np.ascontiguousarray(query[None], dtype=np.float32), len(vectors))
-    similarities = np.empty(len(vectors), dtype=np.float32)
-    similarities[ids[0]] = found[0]
-    return similarities
 
 
 def import_faiss() -> Any:

@@ -10,8 +10,8 @@ from salience.conversation import Conversation, current_viewer
 from salience import ConversationOptions, Harness, Memory, Sampling, load_template
 from salience.context import Compaction, OnMismatch, TruncationReason
 from salience.errors import ProtocolMismatch
+from salience.rule_binding import check_rule
 from salience_memory import MemoryStore, Viewer
-from salience_memory.decay import compute_freshness
 from salience_memory.memory_recall import MemoryRecall
 from salience_memory.registrar.registrar import Registrar
 from salience_memory.registrar.registrar_queue import RegistrarQueue
@@ -41,7 +41,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[MemoryStore]:
-    with MemoryStore(tmp_path / "memory.db", clock=clock, decay=compute_freshness) as opened:
+    with MemoryStore(tmp_path / "memory.db", clock=clock, check_rule=check_rule) as opened:
         yield opened
 
 
@@ -299,7 +299,7 @@ def test_facts_of_one_session_are_used_in_the_next(tmp_path: Path, clock: Clock)
     embedder = Embedder(pull(name), name=name)
     harness = Harness.load("bundled:smollm2-135m-instruct")
     with (
-        MemoryStore(tmp_path / "memory.db", clock=clock, decay=compute_freshness) as store,
+        MemoryStore(tmp_path / "memory.db", clock=clock, check_rule=check_rule) as store,
         MemoryRecall(store, embed=embedder, fingerprint=embedder.fingerprint, clock=clock) as recall,
         RegistrarQueue(Registrar(store, clock=clock), store, clock=clock) as registrar,
     ):

@@ -1,22 +1,13 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from salience_memory import Embedder, EmbedderNotFound, rank_texts
+from salience_memory import Embedder, EmbedderNotFound, TextRecall
 
 TEXTS = [
     "The ferry to the island leaves at seven in the morning.",
     "Her invoice was paid on the third of May.",
     "Он живёт в Казани.",
 ]
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    from salience_models.weights import bundled
-
-    return Embedder(Path(bundled.pull("all-minilm-l6-v2")), name="all-minilm-l6-v2", device="cpu")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
@@ -57,9 +48,9 @@ def test_a_text_gets_the_same_vector_alone_and_in_a_batch(minilm):
 
 @pytest.mark.model
 def test_a_paraphrase_is_nearest_to_its_text(minilm):
-    results = rank_texts("When does the boat depart?", TEXTS, minilm)
-    assert results[0].index == 0
-    assert results[0].similarity > 0.4
+    results = TextRecall(minilm).rank("When does the boat depart?", TEXTS)
+    assert results[0].item == 0
+    assert results[0].breakdown.similarity > 0.4
 
 
 @pytest.mark.model

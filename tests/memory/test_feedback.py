@@ -11,7 +11,6 @@ from salience_memory import (
     Viewer,
 )
 from salience_memory.clock import DAY_NS
-from salience_memory.decay import compute_freshness
 from salience_memory.feedback import (
     CLAIMED_TRUST_LIMIT,
     apply_answer,
@@ -41,7 +40,7 @@ def clock():
 
 @pytest.fixture
 def store(tmp_path, clock):
-    with MemoryStore(tmp_path / "m.db", clock=clock, decay=compute_freshness) as opened:
+    with MemoryStore(tmp_path / "m.db", clock=clock) as opened:
         yield opened
 
 

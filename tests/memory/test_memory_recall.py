@@ -96,7 +96,7 @@ def test_the_score_adds_up_from_the_breakdown(store, recall):
     assert breakdown.fused == pytest.approx(
         1 / (60 + breakdown.vector_rank) + 1 / (60 + breakdown.lexical_rank)
     )
-    assert best.confidence == breakdown.trust * breakdown.freshness == 0.5
+    assert best.confidence == best.memory.trust * best.memory.freshness == 0.5
     assert [result.score for result in results] == sorted((r.score for r in results), reverse=True)
 
 

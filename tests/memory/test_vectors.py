@@ -3,7 +3,8 @@ import sys
 import numpy as np
 import pytest
 
-from salience_memory import EmbeddingCache, EmbeddingMismatch, MissingExtra, search_vectors
+from salience_memory import EmbeddingCache, EmbeddingMismatch, MissingExtra
+from salience_memory.vectors import import_faiss
 
 
 class CountingEmbed:
@@ -17,17 +18,10 @@ class CountingEmbed:
         return np.array([[len(text), ord(text[0])] for text in texts], dtype=np.float32)
 
 
-def test_search_returns_inner_products_in_the_order_given():
-    generator = np.random.default_rng(0)
-    vectors = generator.standard_normal((37, 24)).astype(np.float32)
-    query = generator.standard_normal(24).astype(np.float32)
-    np.testing.assert_allclose(search_vectors(query, vectors), vectors @ query, rtol=1e-5, atol=1e-5)
-
-
 def test_missing_faiss_names_the_extras(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingExtra, match=r"salience\[cpu\].*salience\[gpu\]"):
-        search_vectors(np.ones(2, np.float32), np.ones((1, 2), np.float32))
+        import_faiss()
 
 
 def test_a_text_is_embedded_once():

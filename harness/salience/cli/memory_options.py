@@ -16,7 +16,6 @@ from rich.text import Text
 from salience.config import default_memory_db, load_settings
 from salience.errors import MemoryFileInvalid
 from salience_memory import Memory, MemoryStore, Scope, StoredMemory, StoreUnavailable, Viewer, from_ns
-from salience_memory.decay import compute_freshness
 
 if TYPE_CHECKING:
     from salience_memory.memory_recall import MemoryRecall
@@ -87,7 +86,7 @@ def open_store(db: Path | None, *, create: bool = False) -> MemoryStore:
         raise StoreUnavailable(
             f"there is no memory store at {path}: 'salience memory add' or 'ingest' makes one"
         )
-    return MemoryStore(path, check_rule=_check_rule, decay=compute_freshness)
+    return MemoryStore(path, check_rule=_check_rule)
 
 
 def _check_rule(rule: dict[str, Any]) -> None:

@@ -200,6 +200,7 @@ def _as_json(result: "RecalledMemory") -> dict[str, Any]:
     return {
         "memory": result.memory.model_dump(mode="json"),
         "score": result.score,
+        "probability": result.probability,
         "confidence": result.confidence,
         "has_conflict": result.has_conflict,
         "breakdown": asdict(result.breakdown),
@@ -207,10 +208,11 @@ def _as_json(result: "RecalledMemory") -> dict[str, Any]:
 
 
 def _results(found: Sequence["RecalledMemory"]) -> Table:
-    table = Table("#", "score", "id", "whose", "weight", "memory")
+    table = Table("#", "score", "likely", "id", "whose", "weight", "memory")
     for place, result in enumerate(found, start=1):
         memory = result.memory
-        columns = (f"{result.score:.3f}", memory.memory_id, whose(memory), weight(memory))
+        figures = (f"{result.score:.3f}", f"{result.probability:.2f}")
+        columns = (*figures, memory.memory_id, whose(memory), weight(memory))
         table.add_row(str(place), *columns, _marked_line(result))
     return table
 
@@ -234,7 +236,8 @@ def _breakdown(found: Sequence["RecalledMemory"]) -> Table:
         similarity = "–" if parts.similarity is None else f"{parts.similarity:.3f}"
         relevance = (f"{result.score:.3f}", similarity, f"{parts.coverage:.3f}")
         words = (f"{parts.bm25:.2f}", f"{parts.fused:.4f}", ranks)
-        table.add_row(str(place), *relevance, *words, f"{parts.trust:.2f}", f"{parts.freshness:.2f}")
+        belief = (f"{result.memory.trust:.2f}", f"{result.memory.freshness:.2f}")
+        table.add_row(str(place), *relevance, *words, *belief)
     return table
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from salience.context.history import CompactedHistory
 from salience_memory.registrar.utterances import Role, Utterance
 from salience_memory.scopes import Viewer
-from salience_memory.store.episodes import Episode
+from salience_memory.store.logs import Episode
 from salience_memory.store.memory_store import MemoryStore
 
 __all__ = ["Dialogue"]

@@ -25,9 +25,9 @@ from salience_memory.index.projection import ProjectedStore, forgotten_since, re
 from salience_memory.index.roster import Roster, RosterEntry, RowFilter, entry_of, visible_owners
 from salience_memory.index.word_table import WordTable
 from salience_memory.lexical import tokenize
-from salience_memory.relevance import weigh_tokens
+from salience_memory.ranking import weigh_tokens
 from salience_memory.scopes import Viewer
-from salience_memory.store.results import ProjectionRow
+from salience_memory.store.rows import ProjectionRow
 
 __all__ = ["LEXICAL_FINGERPRINT", "LexicalIndex", "QueryWords"]
 
@@ -48,7 +48,7 @@ class QueryWords:
     """The words of a query and how much each says, over everything its viewer can see."""
 
     weights: Mapping[str, float]
-    """Nats by token, `relevance.weigh_tokens`."""
+    """Nats by token, `ranking.weigh_tokens`."""
     counts: Mapping[tuple[int, str], int]
     """How many rows of an owner hold a token; only those that some row holds."""
     n_texts: int

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from salience_memory.store.results import Change, ProjectionRow, VectorBatch
+from salience_memory.store.rows import Change, ProjectionRow, VectorBatch
 
 __all__ = ["ProjectedStore", "Projection", "forgotten_since", "is_of_store", "replace_file", "write_sealed"]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from salience_memory.records import MemoryState, MemoryType
 from salience_memory.scopes import Scope, Viewer
-from salience_memory.store.results import ProjectionRow
+from salience_memory.store.rows import ProjectionRow
 
 __all__ = [
     "FOR_EVER_NS",

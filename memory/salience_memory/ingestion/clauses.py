@@ -86,8 +86,13 @@ class _Splitter:
     def finish(self) -> tuple[list[Clause], list[Refusal]]:
         self._end_draft()
         self._store(self._outline.close())
-        clauses = [clause for _, clause in sorted(self._found, key=lambda pair: _order(pair[0]))]
-        return _make_keys_unique(clauses), self._refused
+        seen: Counter[str] = Counter()
+        clauses: list[Clause] = []
+        for _, clause in sorted(self._found, key=lambda pair: (pair[0].page or 0, pair[0].line)):
+            seen[clause.key] += 1
+            count = seen[clause.key]
+            clauses.append(clause if count == 1 else replace(clause, key=f"{clause.key} #{count}"))
+        return clauses, self._refused
 
     def _add_line(self, line: TextLine) -> None:
         label, reading = self._read_label(line)
@@ -98,7 +103,12 @@ class _Splitter:
             draft = Draft([[line]], label.text, line.indent)
             self._store(self._outline.push_clause(label, reading, draft))
             self._open(draft)
-        elif self._draft is None or self._begins_anew(line, self._draft):
+        elif (
+            self._draft is None
+            # An unnumbered line may open a clause of its own rather than go on with this one.
+            or ((line.opens and not line.is_verbatim and not self._goes_on(line))
+            and (not self._draft.label or is_outside(line.indent, self._outline.entries[-1])))
+        ):
             self._end_draft()
             is_headless = self._gap is not None and line.text[:1].islower()
             draft = Draft([[line]], indent=line.indent, follows_gap=self._gap if is_headless else None)
@@ -121,14 +131,6 @@ class _Splitter:
         if not number.isdecimal():
             return Label(line.marker, line.text, ()), LabelReading(f"bullet {line.indent:.0f}", ())
         return Label(number, line.text, ()), LabelReading(f"list {line.indent:.0f}", (int(number),))
-
-    def _begins_anew(self, line: TextLine, draft: Draft) -> bool:
-        """Whether an unnumbered line opens a clause of its own rather than going on with this one."""
-        if not line.opens or line.is_verbatim or self._goes_on(line):
-            return False
-        if not draft.label:
-            return True
-        return is_outside(line.indent, self._outline.entries[-1])
 
     def _goes_on(self, line: TextLine) -> bool:
         """Whether the line continues a sentence that the page's end cut."""
@@ -173,9 +175,15 @@ class _Splitter:
             if (draft := entry.draft) is None or draft.is_lead_in:
                 continue
             text = " ".join(self._content(draft).split())
-            if _is_title(text):
+            signs = sum(map(is_cjk, text))
+            is_short = signs <= 40 if signs else len(text.split()) <= 12
+            if is_short and not ends_sentence(text):  # a title: its number and words as keys have them
                 entry.draft = None
-                entry.name = self._title(draft) if draft.label else entry.name
+                if draft.label:
+                    title = " ".join(self._paragraph(lines, with_marker=False) for lines in draft.paragraphs)
+                    label = parse_label(title)
+                    rest = title if label is None or draft.has_marker else label.rest
+                    entry.name = f"{draft.label} {rest}".strip()
             elif (finished := self._outline.finish(place)) is not None:
                 self._store([finished])
 
@@ -214,12 +222,6 @@ class _Splitter:
         text = join_lines([line.text for line in lines], self._words)
         return f"{marker} {text}" if marker is not None and with_marker else text
 
-    def _title(self, draft: Draft) -> str:
-        """A clause that is only a title, with its number as keys have it."""
-        text = " ".join(self._paragraph(lines, with_marker=False) for lines in draft.paragraphs)
-        label = parse_label(text)
-        return f"{draft.label} {text if label is None or draft.has_marker else label.rest}".strip()
-
     def _add_row(self, row: TableRow) -> None:
         names = [name or f"column {place}" for place, name in enumerate(row.names, start=1)]
         counts = Counter(names)
@@ -245,25 +247,3 @@ class _Splitter:
 
 def _span(draft: Draft) -> tuple[Place, Place]:
     return draft.paragraphs[0][0].place, draft.last.place
-
-
-def _order(place: Place) -> tuple[int, int]:
-    return place.page or 0, place.line
-
-
-def _is_title(text: str) -> bool:
-    """A few words without a full stop."""
-    if ends_sentence(text):
-        return False
-    signs = sum(map(is_cjk, text))
-    return signs <= 40 if signs else len(text.split()) <= 12
-
-
-def _make_keys_unique(clauses: Sequence[Clause]) -> list[Clause]:
-    seen: Counter[str] = Counter()
-    unique: list[Clause] = []
-    for clause in clauses:
-        seen[clause.key] += 1
-        count = seen[clause.key]
-        unique.append(clause if count == 1 else replace(clause, key=f"{clause.key} #{count}"))
-    return unique

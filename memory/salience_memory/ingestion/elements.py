@@ -89,13 +89,11 @@ class SourceText:
 
 def describe_places(runs: Iterable[tuple[Place, Place]]) -> str:
     """Such as `page:12, line:45-48`, `page:3, line:40 - page:4, line:2`; several runs are joined by `; `."""
-    return "; ".join(_describe_run(first, last) for first, last in runs)
-
-
-def _describe_run(first: Place, last: Place) -> str:
-    if first == last:
-        return str(first)
-    return f"{first}-{last.line}" if first.page == last.page else f"{first} - {last}"
+    described: list[str] = []
+    for first, last in runs:
+        end = f"-{last.line}" if first.page == last.page else f" - {last}"
+        described.append(str(first) if first == last else f"{first}{end}")
+    return "; ".join(described)
 
 
 _CJK = re.compile(

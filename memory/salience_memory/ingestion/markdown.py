@@ -66,7 +66,12 @@ class _Reader:
             elif token.type == "inline":
                 yield from self._lines(token)
             elif token.type in ("fence", "code_block"):
-                yield from self._verbatim(token)
+                assert token.map is not None
+                start = token.map[0] + (2 if token.type == "fence" else 1)
+                for offset, text in enumerate(token.content.rstrip("\n").split("\n")):
+                    if text.strip():
+                        place, depth = Place(None, start + offset), float(self._depth)
+                        yield TextLine(text, place, offset == 0, indent=depth, is_verbatim=True)
             elif token.type == "table_open":
                 self._tables += 1
                 yield from self._rows()
@@ -92,19 +97,6 @@ class _Reader:
                 marker=self._marker if is_first and not prominence else None,
             )
             is_first, self._marker = False, None
-
-    def _verbatim(self, token: Token) -> Iterator[TextLine]:
-        assert token.map is not None
-        start = token.map[0] + (2 if token.type == "fence" else 1)
-        for offset, text in enumerate(token.content.rstrip("\n").split("\n")):
-            if text.strip():
-                yield TextLine(
-                    text,
-                    Place(None, start + offset),
-                    offset == 0,
-                    indent=float(self._depth),
-                    is_verbatim=True,
-                )
 
     def _rows(self) -> Iterator[TableRow]:
         names: tuple[str, ...] = ()

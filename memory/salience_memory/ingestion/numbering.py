@@ -1,7 +1,6 @@
 """Clause numbers: what stands before a clause, and in which sequences it can be counted."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Label", "LabelReading", "parse_label"]
@@ -50,22 +49,6 @@ def _cjk_number(text: str) -> int:
     return total + digit
 
 
-def _roman_number(text: str) -> int | None:
-    small = text.lower()
-    if not small or not _ROMAN_FORM.fullmatch(small):
-        return None
-    values = [_ROMAN[sign] for sign in small]
-    return sum(-v if i + 1 < len(values) and v < values[i + 1] else v for i, v in enumerate(values))
-
-
-def _letter_number(text: str) -> int | None:
-    """a is 1, z is 26; aa is 27, bb is 28, as lawyers count."""
-    small = text.lower()
-    if not small.isascii() or len(set(small)) != 1:
-        return None
-    return 26 * (len(small) - 1) + ord(small[0]) - ord("a") + 1
-
-
 def _count(token: str, style: str) -> tuple[LabelReading, ...]:
     """Every reading of a number, letter or numeral; `style` tells brackets and words apart."""
     if token[0].isdigit():
@@ -74,9 +57,14 @@ def _count(token: str, style: str) -> tuple[LabelReading, ...]:
     if token[0] in _CJK_DIGITS or token[0] in _CJK_TENS:
         return (LabelReading(f"{style}一", (_cjk_number(token),)),)
     case = "A" if token.isupper() else "a"
-    letter, roman = _letter_number(token), _roman_number(token)
-    readings = [LabelReading(f"{style}{case}", (letter,))] if letter is not None else []
-    if roman is not None:
+    small = token.lower()
+    readings: list[LabelReading] = []
+    if small.isascii() and len(set(small)) == 1:  # a is 1, z is 26; aa is 27, bb is 28, as lawyers count
+        letter = 26 * (len(small) - 1) + ord(small[0]) - ord("a") + 1
+        readings.append(LabelReading(f"{style}{case}", (letter,)))
+    if _ROMAN_FORM.fullmatch(small):
+        signs = [_ROMAN[sign] for sign in small]
+        roman = sum(-v if i + 1 < len(signs) and v < signs[i + 1] else v for i, v in enumerate(signs))
         readings.append(LabelReading(f"{style}{'I' if case == 'A' else 'i'}", (roman,)))
     return tuple(readings)
 
@@ -120,56 +108,26 @@ def parse_label(text: str) -> Label | None:
 
     Knows 1. 1.1 1) (1) (a) (iv) A. Article 5, Section 3.2, § 7, 第五条, 第3章, 一、 （一） ① and bullets.
     """
-    for parse in (_parse_word, _parse_di, _parse_mark, _parse_sign):
-        if (label := parse(text)) is not None:
-            return label
-    return None
-
-
-def _parse_word(text: str) -> Label | None:
-    found = _WORD.match(text)
-    if found is None:
-        return None
-    number, rest = found["number"], text[found.end() :]
-    if not number[0].isdigit() and not number.isupper():
-        return None  # "section a" is prose
-    readings = _count(number, f"{found['word'].casefold().rstrip('s.')} ")
-    written = f"{found['word']} {number}{found['suffix']}"
-    return Label(written, rest, readings, is_weak=rest[:1].islower() or rest[:1] in tuple(",;"))
-
-
-def _parse_di(text: str) -> Label | None:
-    found = _DI.match(text)
-    if found is None:
-        return None
-    rest = text[found.end() :]
-    is_followed = text[found.end() - 1 : found.end()] in tuple(" \u3000:：、") or not rest
-    readings = (LabelReading(f"第{found['unit']}", (_cjk_number(found["number"]),)),)
-    label = re.sub(r"\s+", "", found.group().rstrip(" \u3000:：、"))
-    return Label(label, rest, readings, is_weak=not is_followed and _REFERRED.match(rest) is not None)
-
-
-def _parse_mark(text: str) -> Label | None:
-    for style, pattern, is_weak in _MARKS:
-        found = pattern.match(text)
-        if found is None:
-            continue
-        readings = _count(found["number"], style)
-        if not readings:
-            continue
+    if found := _WORD.match(text):
+        number, rest = found["number"], text[found.end() :]
+        if number[0].isdigit() or number.isupper():  # "section a" is prose
+            readings = _count(number, f"{found['word'].casefold().rstrip('s.')} ")
+            written = f"{found['word']} {number}{found['suffix']}"
+            return Label(written, rest, readings, is_weak=rest[:1].islower() or rest[:1] in tuple(",;"))
+    if found := _DI.match(text):
         rest = text[found.end() :]
-        number = found["number"]
-        written = {"()": f"({number})", ")": f"{number})", "、": f"{number}、"}.get(style, number)
-        return Label(written, rest, readings, is_weak)
-    return None
-
-
-def _parse_sign(text: str) -> Label | None:
-    count: tuple[tuple[re.Pattern[str], Callable[[str], LabelReading]], ...] = (
-        (_CIRCLED, lambda sign: LabelReading("①", (ord(sign) - ord("①") + 1,))),
-        (_BULLET, lambda sign: LabelReading(f"bullet {sign}", ())),
-    )
-    for pattern, read in count:
-        if (found := pattern.match(text)) is not None:
-            return Label(found["number"], text[found.end() :], (read(found["number"]),))
+        is_followed = text[found.end() - 1 : found.end()] in tuple(" \u3000:：、") or not rest
+        readings = (LabelReading(f"第{found['unit']}", (_cjk_number(found["number"]),)),)
+        written = re.sub(r"\s+", "", found.group().rstrip(" \u3000:：、"))
+        return Label(written, rest, readings, is_weak=not is_followed and _REFERRED.match(rest) is not None)
+    for style, pattern, is_weak in _MARKS:
+        if (found := pattern.match(text)) and (readings := _count(found["number"], style)):
+            number = found["number"]
+            written = {"()": f"({number})", ")": f"{number})", "、": f"{number}、"}.get(style, number)
+            return Label(written, text[found.end() :], readings, is_weak)
+    if found := _CIRCLED.match(text):
+        reading = LabelReading("①", (ord(found["number"]) - ord("①") + 1,))
+        return Label(found["number"], text[found.end() :], (reading,))
+    if found := _BULLET.match(text):
+        return Label(found["number"], text[found.end() :], (LabelReading(f"bullet {found['number']}", ()),))
     return None

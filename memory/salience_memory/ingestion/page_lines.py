@@ -60,19 +60,16 @@ def read_fragments(page: Any, layout: dict[str, Any]) -> tuple[list[SetLine], in
             if abs(right * matrix.a + down * matrix.c) < 0.99:
                 slanted += 1
                 continue
-            x0, y0, x1, y1 = _turn(line["bbox"], matrix)
+            # The box of the unrotated page, where the rotated page shows it.
+            corners = [(line["bbox"][i], line["bbox"][j]) for i in (0, 2) for j in (1, 3)]
+            xs = [x * matrix.a + y * matrix.c + matrix.e for x, y in corners]
+            ys = [x * matrix.b + y * matrix.d + matrix.f for x, y in corners]
+            x0, y0, x1, y1 = min(xs), min(ys), max(xs), max(ys)
             size = max(float(span["size"]) for span in spans)
             is_bold = all(span["flags"] & 16 or "bold" in span["font"].lower() for span in spans)
             is_mono = all(span["flags"] & 8 for span in spans)
             fragments.append(SetLine(text, x0, y0, x1, y1, round(size, 1), is_bold, is_mono))
     return fragments, slanted
-
-
-def _turn(bbox: Sequence[float], matrix: Any) -> tuple[float, float, float, float]:
-    """A box of the unrotated page where the rotated page shows it."""
-    xs = [bbox[i] * matrix.a + bbox[j] * matrix.c + matrix.e for i in (0, 2) for j in (1, 3)]
-    ys = [bbox[i] * matrix.b + bbox[j] * matrix.d + matrix.f for i in (0, 2) for j in (1, 3)]
-    return min(xs), min(ys), max(xs), max(ys)
 
 
 def order_lines(fragments: Sequence[SetLine]) -> list[SetLine]:
@@ -149,10 +146,25 @@ def _join_fragments(fragments: Sequence[SetLine], *, gap_ems: float | None) -> l
     for row in rows:
         for fragment in sorted(row, key=lambda f: f.x0):
             last = joined[-1] if joined and _is_level(joined[-1], fragment) else None
-            if last is not None and _belong_together(last, fragment, gap_ems):
-                joined[-1] = _merge(last, fragment)
-            else:
+            if last is None:
                 joined.append(fragment)
+                continue
+            gap, label = fragment.x0 - last.x1, parse_label(f"{last.text} x")
+            is_near = gap_ems is None or gap <= gap_ems * max(last.size, fragment.size)
+            if not is_near and not (label is not None and label.rest == "x" and gap <= 6.0 * last.size):
+                joined.append(fragment)
+                continue
+            is_spaced = gap > 0.15 * last.size and not (is_cjk(last.text[-1]) and is_cjk(fragment.text[0]))
+            joined[-1] = replace(
+                last,
+                text=f"{last.text} {fragment.text}" if is_spaced else last.text + fragment.text,
+                y0=min(last.y0, fragment.y0),
+                x1=max(last.x1, fragment.x1),
+                y1=max(last.y1, fragment.y1),
+                size=last.size if len(last.text) > len(fragment.text) else fragment.size,
+                is_bold=last.is_bold and fragment.is_bold,
+                is_mono=last.is_mono and fragment.is_mono,
+            )
     return joined
 
 
@@ -161,30 +173,6 @@ def _is_level(one: SetLine, other: SetLine) -> bool:
         return False
     overlap = min(one.y1, other.y1) - max(one.y0, other.y0)
     return overlap >= 0.6 * min(one.y1 - one.y0, other.y1 - other.y0)
-
-
-def _belong_together(left: SetLine, right: SetLine, gap_ems: float | None) -> bool:
-    gap = right.x0 - left.x1
-    if gap_ems is None or gap <= gap_ems * max(left.size, right.size):
-        return True
-    label = parse_label(f"{left.text} x")
-    return label is not None and label.rest == "x" and gap <= 6.0 * left.size
-
-
-def _merge(left: SetLine, right: SetLine) -> SetLine:
-    is_spaced = right.x0 - left.x1 > 0.15 * left.size and not (
-        is_cjk(left.text[-1]) and is_cjk(right.text[0])
-    )
-    return replace(
-        left,
-        text=f"{left.text} {right.text}" if is_spaced else left.text + right.text,
-        y0=min(left.y0, right.y0),
-        x1=max(left.x1, right.x1),
-        y1=max(left.y1, right.y1),
-        size=left.size if len(left.text) > len(right.text) else right.size,
-        is_bold=left.is_bold and right.is_bold,
-        is_mono=left.is_mono and right.is_mono,
-    )
 
 
 def first_word_width(line: SetLine) -> float:

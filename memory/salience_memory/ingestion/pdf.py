@@ -12,8 +12,7 @@ from salience_memory.errors import DocumentUnreadable, MissingExtra
 from salience_memory.ingestion.elements import Gap, Place, SourceText, TableRow, TextLine, words_of
 from salience_memory.ingestion.page_lines import SetLine, order_lines, read_fragments
 from salience_memory.ingestion.running_heads import find_running_heads
-from salience_memory.ingestion.table_rows import TableReader
-from salience_memory.ingestion.tables import PageTable, find_tables
+from salience_memory.ingestion.tables import PageTable, TableReader, find_tables
 from salience_memory.ingestion.typesetting import Typesetting
 
 __all__ = ["is_pdf", "read_pdf"]
@@ -125,8 +124,15 @@ def _assemble(pages: Sequence[_Page], heads: set[tuple[int, int]]) -> Iterator[T
         [line for i, line in enumerate(page.lines) if (number, i) not in heads]
         for number, page in enumerate(pages)
     ]
-    body_size = _body_size(kept)
+    signs: Counter[float] = Counter()
+    for line in (line for lines in kept for line in lines):
+        signs[round(line.size * 2) / 2] += len(line.text)
+    body_size = signs.most_common(1)[0][0] if signs else 10.0
     typesetting = Typesetting(kept, body_size, max(page.width for page in pages))
+
+    def is_small(line: SetLine) -> bool:
+        return line.table is None and line.size <= _FOOTNOTE_SHARE * body_size
+
     tables = TableReader()
     footnotes: list[TextLine] = []
     for number, page in enumerate(pages):
@@ -134,11 +140,19 @@ def _assemble(pages: Sequence[_Page], heads: set[tuple[int, int]]) -> Iterator[T
             yield from tables.end()
             yield Gap(number + 1)
             continue
-        places = _count_lines(page, number + 1)
+        places: list[Place] = []
+        count = 1
+        for line in page.lines:  # a table takes as many lines as its rows have
+            places.append(Place(number + 1, count))
+            count += 1 if line.table is None else sum(page.tables[line.table].heights)
         body = [i for i in range(len(page.lines)) if (number, i) not in heads]
-        notes = _footnotes([page.lines[i] for i in body], body_size)
-        footnotes += _as_footnotes([(page.lines[i], places[i]) for i in body[len(body) - notes :]])
-        body = body[: len(body) - notes]
+        # Small lines at the end of a page are footnotes; where all lines are small, none is.
+        end = next((n for n in range(len(body), 0, -1) if not is_small(page.lines[body[n - 1]])), len(body))
+        for i in body[end:]:
+            text = page.lines[i].text
+            opens = i == body[end] or not text[:1].isalpha()
+            footnotes.append(TextLine(text, places[i], opens=opens))
+        body = body[:end]
         for i in body:
             line, is_last = page.lines[i], i == body[-1]
             if line.table is None:
@@ -152,35 +166,3 @@ def _assemble(pages: Sequence[_Page], heads: set[tuple[int, int]]) -> Iterator[T
     if footnotes:
         yield TextLine("Footnotes", footnotes[0].place, opens=True, prominence=9.0)
         yield from footnotes
-
-
-def _count_lines(page: _Page, number: int) -> list[Place]:
-    """Where each line stands; a table takes as many lines as its rows have."""
-    places: list[Place] = []
-    count = 1
-    for line in page.lines:
-        places.append(Place(number, count))
-        count += 1 if line.table is None else sum(page.tables[line.table].heights)
-    return places
-
-
-def _body_size(pages: Sequence[Sequence[SetLine]]) -> float:
-    signs: Counter[float] = Counter()
-    for line in (line for lines in pages for line in lines):
-        signs[round(line.size * 2) / 2] += len(line.text)
-    return signs.most_common(1)[0][0] if signs else 10.0
-
-
-def _footnotes(lines: Sequence[SetLine], body_size: float) -> int:
-    """How many lines at the end of a page are footnotes; all lines small are none."""
-    for count, line in enumerate(reversed(lines)):
-        if line.table is not None or line.size > _FOOTNOTE_SHARE * body_size:
-            return count
-    return 0
-
-
-def _as_footnotes(lines: Sequence[tuple[SetLine, Place]]) -> list[TextLine]:
-    return [
-        TextLine(line.text, place, opens=i == 0 or not line.text[:1].isalpha())
-        for i, (line, place) in enumerate(lines)
-    ]

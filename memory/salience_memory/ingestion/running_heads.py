@@ -28,7 +28,12 @@ def find_running_heads(pages: Sequence[Sequence[SetLine]], heights: Sequence[flo
     digits that count up with the pages, or if it says nothing but the number of its page. A clause number
     that counts up is no page number. An entry of a table of contents (`Payment . . . . 12`) counts anywhere.
     """
-    edges = [_edge_lines(lines, height) for lines, height in zip(pages, heights, strict=True)]
+    edges: list[dict[int, str]] = []  # lines near the top or bottom, and which of the two
+    for lines, height in zip(pages, heights, strict=True):
+        order = sorted((i for i, one in enumerate(lines) if one.table is None), key=lambda i: lines[i].middle)
+        top = {i: "top" for i in order[:_EDGE_LINES] if lines[i].middle <= _EDGE_SHARE * height}
+        foot = {i: "bottom" for i in order[-_EDGE_LINES:] if lines[i].middle >= (1 - _EDGE_SHARE) * height}
+        edges.append(top | foot)
     places: dict[tuple[str, str], set[int]] = {}
     for page, edge in enumerate(edges):
         for index, side in edge.items():
@@ -41,7 +46,12 @@ def find_running_heads(pages: Sequence[Sequence[SetLine]], heights: Sequence[flo
         for index, line in enumerate(lines)
         if _CONTENTS_ENTRY.search(line.text)
     }
-    offsets = _number_offsets(pages, edges)
+    # By how much the printed numbers run ahead of the pages: 1, and what many pages' edges show.
+    counts: Counter[int] = Counter()
+    for page, edge in enumerate(edges):
+        numbers = {int(n) for index in edge for n in re.findall(r"\d+", pages[page][index].text)}
+        counts.update(number - page for number in numbers)
+    offsets = {1} | {offset for offset, count in counts.items() if count >= max(3, 0.3 * len(pages))}
     for page, edge in enumerate(edges):
         for index, side in edge.items():
             line = pages[page][index]
@@ -49,13 +59,6 @@ def find_running_heads(pages: Sequence[Sequence[SetLine]], heights: Sequence[flo
             if repeats or _is_page_number(line, page, heights[page], offsets):
                 found.add((page, index))
     return found
-
-
-def _edge_lines(lines: Sequence[SetLine], height: float) -> dict[int, str]:
-    order = sorted((i for i, line in enumerate(lines) if line.table is None), key=lambda i: lines[i].middle)
-    top = {i: "top" for i in order[:_EDGE_LINES] if lines[i].middle <= _EDGE_SHARE * height}
-    bottom = {i: "bottom" for i in order[-_EDGE_LINES:] if lines[i].middle >= (1 - _EDGE_SHARE) * height}
-    return top | bottom
 
 
 def _forms(text: str, page: int) -> list[str]:
@@ -69,15 +72,6 @@ def _forms(text: str, page: int) -> list[str]:
     if label is not None and not _NUMBER_WORDS.fullmatch(re.sub(r"\d+", "", plain)):
         return [plain]
     return [plain, re.sub(r"\d+", lambda number: f"#{int(number[0]) - page}", plain)]
-
-
-def _number_offsets(pages: Sequence[Sequence[SetLine]], edges: Sequence[dict[int, str]]) -> set[int]:
-    """By how much the printed numbers run ahead of the pages: 1, and what many pages' edges show."""
-    counts: Counter[int] = Counter()
-    for page, edge in enumerate(edges):
-        numbers = {int(n) for index in edge for n in re.findall(r"\d+", pages[page][index].text)}
-        counts.update(number - page for number in numbers)
-    return {1} | {offset for offset, count in counts.items() if count >= max(3, 0.3 * len(pages))}
 
 
 def _is_page_number(line: SetLine, page: int, height: float, offsets: set[int]) -> bool:

@@ -1,12 +1,12 @@
-"""Ruled tables of a PDF page as pymupdf finds them, with merged cells filled in."""
+"""Ruled tables of a PDF as pymupdf finds them: merged cells filled in, rows read on over page breaks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from salience_memory.ingestion.elements import join_lines, tidy
+from salience_memory.ingestion.elements import Place, TableRow, breaks_off, join_lines, tidy
 
-__all__ = ["PageTable", "find_tables"]
+__all__ = ["PageTable", "TableReader", "find_tables"]
 
 _EDGE_POINTS = 4.0
 
@@ -62,22 +62,68 @@ def _cell(
     """A cell's text; in the header, and down a column, that of the merged cell which covers it."""
     own = boxes[row][column] if column < len(boxes[row]) else None
     text = rows[row][column]
-    if own is None and not text:
-        text = _covering(rows, boxes, row, column)
+    if own is None and not text and row == 0:
+        text = next((rows[0][left] for left in range(column - 1, -1, -1) if boxes[0][left]), None)
+    elif own is None and not text:
+        middles = [(cell[1] + cell[3]) / 2 for cell in boxes[row] if cell is not None]
+        for above in range(row - 1, -1, -1):
+            if cell := boxes[above][column]:
+                text = rows[above][column] if middles and cell[3] > min(middles) else None
+                break
     return join_lines([tidy(line) for line in (text or "").split("\n") if line.strip()])
 
 
-def _covering(
-    rows: Sequence[Sequence[str | None]],
-    boxes: Sequence[Sequence[tuple[float, ...] | None]],
-    row: int,
-    column: int,
-) -> str | None:
-    middles = [(cell[1] + cell[3]) / 2 for cell in boxes[row] if cell is not None]
-    for above in range(row - 1, -1, -1):
-        cell = boxes[above][column]
-        if cell is not None:
-            return rows[above][column] if middles and cell[3] > min(middles) else None
-    if row == 0:
-        return next((rows[0][left] for left in range(column - 1, -1, -1) if boxes[0][left] is not None), None)
-    return None
+@dataclass(slots=True)
+class _Open:
+    table: PageTable
+    names: tuple[str, ...]
+    last_row: TableRow | None
+
+
+class TableReader:
+    """Turns the tables of page after page into rows; the last row waits for the next page."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: _Open | None = None
+
+    def read(self, table: PageTable, place: Place, *, is_first: bool, is_last: bool) -> Iterator[TableRow]:
+        """The rows of one page's table.
+
+        Args:
+            table: What pymupdf found.
+            place: Its first line.
+            is_first: It is the first thing on its page and may go on with a table of the page before.
+            is_last: It is the last thing on its page and may go on with the next.
+        """
+        went_on = self._open if is_first and self._open and table.continues(self._open.table) else None
+        waiting = None if went_on is None else went_on.last_row
+        if went_on is None:
+            yield from self.end()
+            self._count += 1
+            names, skipped = table.rows[0], 1
+        else:
+            names, skipped = went_on.names, int(table.rows[0] == went_on.names)
+        line = place.line + sum(table.heights[:skipped])
+        for cells, height in list(zip(table.rows, table.heights, strict=True))[skipped:]:
+            first, last = Place(place.page, line), Place(place.page, line + height - 1)
+            line += height
+            if not any(cells):
+                continue
+            if waiting is not None and waiting.last.page != place.page and not cells[0]:
+                pairs = zip(waiting.cells, cells, strict=True)
+                joined = tuple(join_lines([part for part in pair if part]) for pair in pairs)
+                waiting = replace(waiting, cells=joined, last=last)
+                continue
+            if waiting is not None:
+                yield waiting
+            waiting = TableRow(names, cells, first, last, self._count)
+        self._open = _Open(table, names, waiting) if is_last else None
+        if not is_last and waiting is not None:
+            yield waiting
+
+    def end(self) -> Iterator[TableRow]:
+        """No table goes on here: the row that waited stands as it is, or is known to be cut."""
+        if self._open is not None and (row := self._open.last_row) is not None:
+            yield replace(row, is_cut=any(breaks_off(cell) for cell in row.cells if cell))
+        self._open = None

@@ -20,8 +20,25 @@ class Typesetting:
     def __init__(self, pages: Sequence[Sequence[SetLine]], body_size: float, page_width: float) -> None:
         lines = [line for page in pages for line in page if line.table is None]
         self._body_size = body_size
-        self._column = _text_column(lines, page_width)
-        self._pitch = _line_pitch(pages)
+        # The edges of text as wide as the page, as far right as running text goes.
+        wide = [line for line in lines if line.column is None] or lines
+        self._column = Column(0.0, page_width)
+        if wide:
+            left, right = min(line.x0 for line in wide), max(line.x1 for line in wide)
+            prose = [line for line in wide if len(line.text) >= (15 if is_cjk(line.text[0]) else 30)]
+            reaching = sum(line.x1 >= right - 0.15 * (right - left) for line in prose)
+            self._column = Column(left, right if reaching >= 4 else max(right, 0.75 * page_width))
+        # The usual distance of lines in a paragraph, in ems: the lower quartile of all distances.
+        pitches = sorted(
+            (after.middle - line.middle) / line.size
+            for page in pages
+            for line, after in pairwise(page)
+            if line.table is None
+            and after.table is None
+            and line.size == after.size
+            and after.middle > line.y1
+        )
+        self._pitch = min(pitches[len(pitches) // 4], 2.0) if pitches else 1.3
         bold = sum(len(line.text) for line in lines if line.is_bold)
         self._bold_is_usual = bold > 0.4 * sum(len(line.text) for line in lines)
         self._next = {id(line): after for line, after in pairwise(lines)}
@@ -31,22 +48,19 @@ class Typesetting:
         """The line as an element. Call once for each line, in order."""
         column = line.column or self._column
         opens = self._opens(line, place)
+        after = self._next.get(id(line))
+        word = _USUAL_WORD_EMS * line.size if after is None else first_word_width(after)
         placed = TextLine(
             line.text,
             place,
             opens=opens,
-            is_full=self._is_full(line, column),
+            is_full=line.x1 + word > column.right - line.size,
             prominence=self._prominence(line, opens),
             indent=max(0.0, (line.x0 - column.left) / line.size),
             ends_page=ends_page,
         )
         self._previous = (line, placed)
         return placed
-
-    def _is_full(self, line: SetLine, column: Column) -> bool:
-        after = self._next.get(id(line))
-        word = _USUAL_WORD_EMS * line.size if after is None else first_word_width(after)
-        return line.x1 + word > column.right - line.size
 
     def _opens(self, line: SetLine, place: Place) -> bool:
         if self._previous is None:
@@ -86,25 +100,3 @@ class Typesetting:
         letters = [sign for sign in line.text if sign.isalpha()]
         is_capital = not line.is_mono and len(letters) >= 4 and all(sign.isupper() for sign in letters)
         return 0.02 if is_capital and is_short and opens else 0.0
-
-
-def _text_column(lines: Sequence[SetLine], page_width: float) -> Column:
-    """The edges of text as wide as the page, as far right as running text goes."""
-    wide = [line for line in lines if line.column is None] or list(lines)
-    if not wide:
-        return Column(0.0, page_width)
-    left, right = min(line.x0 for line in wide), max(line.x1 for line in wide)
-    prose = [line for line in wide if len(line.text) >= (15 if is_cjk(line.text[0]) else 30)]
-    reaching = sum(line.x1 >= right - 0.15 * (right - left) for line in prose)
-    return Column(left, right if reaching >= 4 else max(right, 0.75 * page_width))
-
-
-def _line_pitch(pages: Sequence[Sequence[SetLine]]) -> float:
-    """The usual distance of lines in a paragraph, in ems: the lower quartile of all distances."""
-    pitches = sorted(
-        (after.middle - line.middle) / line.size
-        for lines in pages
-        for line, after in pairwise(lines)
-        if line.table is None and after.table is None and line.size == after.size and after.middle > line.y1
-    )
-    return min(pitches[len(pitches) // 4], 2.0) if pitches else 1.3

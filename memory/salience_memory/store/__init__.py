@@ -1,11 +1,9 @@
 """The durable store: `MemoryStore`, and what it returns."""
 
-from salience_memory.store.episodes import Episode, StoredEpisode
-from salience_memory.store.events import AuditEvent
+from salience_memory.store.logs import AuditEvent, Episode, StoredEpisode, TaskState
+from salience_memory.store.memory_rows import CheckRule, Decay
 from salience_memory.store.memory_store import MemoryStore
-from salience_memory.store.results import Change, MemoryVersion, ProjectionRow, VectorBatch
-from salience_memory.store.store_part import CheckRule, Decay
-from salience_memory.store.tasks import TaskState
+from salience_memory.store.rows import Change, MemoryVersion, ProjectionRow, VectorBatch
 
 __all__ = [
     "AuditEvent",

@@ -9,11 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from salience_memory.records import Memory, MemoryState
 from salience_memory.scopes import Viewer
-from salience_memory.store.bodies import decode_body, encode_body
-from salience_memory.store.store_part import can_see
-from salience_memory.store.versioning import ChangeOrigin, VersionWriting
+from salience_memory.store.memory_rows import INSERT, INSERT_OLD, ChangeOrigin, MemoryRows
+from salience_memory.store.rows import can_see, decode_body, encode_body
 
-__all__ = ["ImportReport", "MemoryRecord", "MemoryRestoring", "RecordedVersion"]
+__all__ = ["ImportReport", "MemoryRecord", "RecordExchange", "RecordedVersion"]
 
 
 class RecordedVersion(BaseModel):
@@ -48,7 +47,8 @@ class MemoryRecord(BaseModel):
         for before, after in pairwise(self.versions):
             if after.version <= before.version:
                 raise ValueError(f"versions of {self.memory_id!r} must rise, got {after.version} after")
-            if _owner(before.memory) != _owner(after.memory):
+            owners = [(m.scope, m.user_id, m.session_id) for m in (before.memory, after.memory)]
+            if owners[0] != owners[1]:
                 raise ValueError(f"versions of {self.memory_id!r} must have one owner")
         return self
 
@@ -71,7 +71,7 @@ class ImportReport(BaseModel):
     forgotten: tuple[str, ...] = Field(description="Forgotten here, and not brought back.")
 
 
-class MemoryRestoring(VersionWriting):
+class RecordExchange(MemoryRows):
     """Records out and in."""
 
     def iter_records(self, viewer: Viewer | None = None) -> Generator[MemoryRecord]:
@@ -83,7 +83,26 @@ class MemoryRestoring(VersionWriting):
             rows = connection.execute("SELECT * FROM memories ORDER BY memory_id")
             for row in rows:
                 if viewer is None or can_see(viewer, row):
-                    yield _record(connection, row)
+                    memory_id: str = row["memory_id"]
+                    query = "SELECT * FROM old_versions WHERE memory_id = ? ORDER BY version"
+                    steps = [*connection.execute(query, (memory_id,)), row]
+                    yield MemoryRecord(
+                        memory_id=memory_id,
+                        created_ns=row["created_ns"],
+                        used_ns=row["used_ns"],
+                        versions=tuple(
+                            RecordedVersion(
+                                version=step["version"],
+                                state=step["state"],
+                                updated_ns=step["updated_ns"],
+                                verified_ns=step["verified_ns"],
+                                reason=step["reason"],
+                                actor=step["actor"],
+                                memory=decode_body(step["body"], memory_id),
+                            )
+                            for step in steps
+                        ),
+                    )
 
     def restore(self, records: Sequence[MemoryRecord], *, restore_forgotten: bool = False) -> ImportReport:
         """Take records in, all or none, keeping what the store has where it differs.
@@ -106,9 +125,23 @@ class MemoryRestoring(VersionWriting):
     def _restore_one(
         self, connection: sqlite3.Connection, record: MemoryRecord, restore_forgotten: bool
     ) -> str:
+        """What became of one record: the name of a field of `ImportReport`."""
         row = self._find_row(connection, record.memory_id)
         if row is not None:
-            return self._merge(connection, row, record)
+            bodies = {step.version: encode_body(step.memory) for step in record.versions}
+            if bodies.get(row["version"]) == row["body"]:  # the row is one of the record's versions
+                if record.current.version == row["version"]:
+                    return "kept"
+                connection.execute("DELETE FROM old_versions WHERE memory_id = ?", (record.memory_id,))
+                connection.execute("DELETE FROM memories WHERE memory_id = ?", (record.memory_id,))
+                if record.current.memory.content != self._memory_of(row).content:
+                    connection.execute("DELETE FROM vectors WHERE memory_id = ?", (record.memory_id,))
+                self._write(connection, record, record.versions)
+                return "updated"
+            query = "SELECT version, body FROM old_versions WHERE memory_id = ?"
+            old = map(tuple, connection.execute(query, (record.memory_id,)))
+            version = record.current.version
+            return "kept" if (version, bodies[version]) in old else "conflicting"
         grave = connection.execute(
             "SELECT version FROM tombstones WHERE memory_id = ?", (record.memory_id,)
         ).fetchone()
@@ -126,27 +159,6 @@ class MemoryRestoring(VersionWriting):
         self._write(connection, record, steps)
         return "added"
 
-    def _merge(self, connection: sqlite3.Connection, row: sqlite3.Row, record: MemoryRecord) -> str:
-        """Append the record's later versions if the row is one of its versions."""
-        bodies = {step.version: encode_body(step.memory) for step in record.versions}
-        if bodies.get(row["version"]) == row["body"]:
-            if record.current.version == row["version"]:
-                return "kept"
-            connection.execute("DELETE FROM old_versions WHERE memory_id = ?", (record.memory_id,))
-            connection.execute("DELETE FROM memories WHERE memory_id = ?", (record.memory_id,))
-            if record.current.memory.content != self._memory_of(row).content:
-                connection.execute("DELETE FROM vectors WHERE memory_id = ?", (record.memory_id,))
-            self._write(connection, record, record.versions)
-            return "updated"
-        old = connection.execute(
-            "SELECT version, body FROM old_versions WHERE memory_id = ?", (record.memory_id,)
-        )
-        return (
-            "kept"
-            if (record.current.version, bodies[record.current.version]) in map(tuple, old)
-            else "conflicting"
-        )
-
     def _write(
         self, connection: sqlite3.Connection, record: MemoryRecord, steps: Sequence[RecordedVersion]
     ) -> None:
@@ -161,33 +173,6 @@ class MemoryRestoring(VersionWriting):
             columns |= {"created_ns": record.created_ns, "used_ns": None}
             columns |= {"updated_ns": step.updated_ns, "verified_ns": step.verified_ns}
             if step is steps[-1]:
-                self._insert_columns(connection, columns | {"used_ns": record.used_ns})
+                connection.execute(INSERT, columns | {"used_ns": record.used_ns})
             else:
-                self._insert_old(connection, columns)
-
-
-def _owner(memory: Memory) -> tuple[object, ...]:
-    return (memory.scope, memory.user_id, memory.session_id)
-
-
-def _record(connection: sqlite3.Connection, row: sqlite3.Row) -> MemoryRecord:
-    memory_id: str = row["memory_id"]
-    query = "SELECT * FROM old_versions WHERE memory_id = ? ORDER BY version"
-    rows = [*connection.execute(query, (memory_id,)), row]
-    return MemoryRecord(
-        memory_id=memory_id,
-        created_ns=row["created_ns"],
-        used_ns=row["used_ns"],
-        versions=tuple(
-            RecordedVersion(
-                version=step["version"],
-                state=step["state"],
-                updated_ns=step["updated_ns"],
-                verified_ns=step["verified_ns"],
-                reason=step["reason"],
-                actor=step["actor"],
-                memory=decode_body(step["body"], memory_id),
-            )
-            for step in rows
-        ),
-    )
+                connection.execute(INSERT_OLD, columns)

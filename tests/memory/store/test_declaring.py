@@ -11,6 +11,7 @@ from salience_memory import (
     StatementOutdated,
     Viewer,
 )
+from salience_memory.clock import DAY_NS
 
 ANN = Viewer(user_id="ann")
 VECTOR = np.array([[1.0, 0.0, 0.0]], dtype=np.float32)
@@ -106,6 +107,28 @@ def test_a_rule_is_asked_about_before_it_is_stored(path, remember):
         with pytest.raises(ValueError, match="cannot be enforced"):
             store.update(stored.memory_id, ANN, changes={"rule": {"hope": 1}}, reason="edit")
         assert contents(store) == ["Say no price."]
+
+
+def test_a_rule_that_nothing_can_check_is_not_stored(path, remember):
+    rule = {"forbid_phrases": ["USD"]}
+    with MemoryStore(path) as store:
+        with pytest.raises(ValueError, match="cannot be checked here: give the store a check_rule"):
+            store.declare([remember("Say no price.", type="constraint", rule=rule, memory_id="r")])
+        store.declare([remember("Say no price.", type="constraint", memory_id="r")])
+        with pytest.raises(ValueError, match="cannot be checked here"):
+            store.update("r", ANN, changes={"rule": rule}, reason="edit")
+    with MemoryStore(path, check_rule=lambda rule: None) as store:
+        store.update("r", ANN, changes={"rule": rule}, reason="edit")
+    with MemoryStore(path) as store:
+        assert store.update("r", ANN, changes={"trust": 0.5}, reason="edit").rule == rule
+
+
+def test_a_store_opened_by_its_path_alone_decays(path, clock, remember):
+    with MemoryStore(path, clock=clock) as store:
+        store.declare([remember("Ann likes tea.", memory_id="tea")])
+        assert store.get("tea", ANN).freshness == 1.0
+        clock.ns += 8 * DAY_NS
+        assert store.get("tea", ANN).freshness == 0.5
 
 
 def test_works_at_a_then_works_at_b_leaves_b(store, remember):

@@ -14,7 +14,7 @@ from salience_memory import (
     StoreUnavailable,
     Viewer,
 )
-from salience_memory.store import database, schema
+from salience_memory.store import database
 
 ANN = Viewer(user_id="ann")
 
@@ -23,8 +23,8 @@ def test_a_new_file_is_its_owners_alone_and_in_wal_mode(store, path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert other.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
-        assert other.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+        assert other.execute("PRAGMA application_id").fetchone() == (database.APPLICATION_ID,)
+        assert other.execute("PRAGMA user_version").fetchone() == (len(database.MIGRATIONS),)
 
 
 def test_opening_again_wipes_nothing(path, remember):
@@ -78,12 +78,12 @@ def test_an_older_store_is_migrated_and_keeps_what_it_holds(path, remember, monk
     with MemoryStore(path) as store:
         (declared,) = store.declare([remember("Ann likes tea.")])
     added = ("CREATE TABLE later (x)", "INSERT INTO later SELECT memory_id FROM memories")
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, added))
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, added))
     with MemoryStore(path) as store:
         assert store.get(declared.memory_id, ANN).content == "Ann likes tea."
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT x FROM later").fetchall() == [(declared.memory_id,)]
-        assert other.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+        assert other.execute("PRAGMA user_version").fetchone() == (len(database.MIGRATIONS),)
 
 
 def test_a_migration_that_fails_leaves_the_older_store(path, remember, monkeypatch):
@@ -91,7 +91,7 @@ def test_a_migration_that_fails_leaves_the_older_store(path, remember, monkeypat
         store.declare([remember("Ann likes tea.")])
     with monkeypatch.context() as patch:
         broken = ("DELETE FROM memories", "INSERT INTO nowhere VALUES (1)")
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
+        patch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, broken))
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             MemoryStore(path)
     with MemoryStore(path) as store:

@@ -1,7 +1,7 @@
 import pytest
 
 from salience_memory import NOBODY, MemoryStore, MemoryType, Scope, StoreCorrupt, Viewer, to_ns
-from salience_memory.store.store_part import owners_of
+from salience_memory.store.rows import owners_of
 
 ANN = Viewer(user_id="ann")
 OWNERS = [(None, None), ("ann", None), ("bob", None), (None, "s"), ("ann", "s"), ("bob", "s"), ("ann", "t")]
@@ -144,6 +144,6 @@ def test_the_cache_stays_within_its_bytes_and_never_hides_another_processs_chang
 def test_a_cached_memory_is_not_parsed_again(store, remember, monkeypatch):
     (stored,) = store.declare([remember("x")])
     store.get(stored.memory_id, ANN)
-    monkeypatch.setattr("salience_memory.store.store_part.decode_body", None)
+    monkeypatch.setattr("salience_memory.store.memory_rows.decode_body", None)
     assert store.get(stored.memory_id, ANN) == stored
     assert store.list(ANN) == [stored]

@@ -15,6 +15,16 @@ ANN = Viewer(user_id="ann")
 BOB = Viewer(user_id="bob")
 
 
+def accept(rule):
+    """Takes every rule for one that can be enforced."""
+
+
+@pytest.fixture
+def store(path, clock):
+    with MemoryStore(path, clock=clock, check_rule=accept) as opened:
+        yield opened
+
+
 @pytest.fixture
 def filled(store, clock, remember):
     store.declare(
@@ -33,7 +43,7 @@ def filled(store, clock, remember):
 
 @pytest.fixture
 def other(tmp_path, clock):
-    with MemoryStore(tmp_path / "other.db", clock=clock) as opened:
+    with MemoryStore(tmp_path / "other.db", clock=clock, check_rule=accept) as opened:
         yield opened
 
 
@@ -121,6 +131,14 @@ def test_another_history_of_the_same_id_is_reported_and_left_out(filled, other, 
     report = import_snapshot(other, export(filled, tmp_path))
     assert (report.conflicting, report.added) == (("tea",), ("away", "refund"))
     assert other.get("tea", ANN).content == "Mine."
+
+
+def test_a_rule_that_nothing_can_check_is_not_imported(filled, clock, tmp_path):
+    path = export(filled, tmp_path / "a")
+    with MemoryStore(tmp_path / "plain.db", clock=clock) as plain:
+        with pytest.raises(ValueError, match="rule of memory 'refund' cannot be checked here"):
+            import_snapshot(plain, path)
+        assert plain.count() == 0
 
 
 def tampered(path, change):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from salience_memory import EmbeddingMismatch, StoreCorrupt, Viewer
-from salience_memory.store.vector_rows import _COLUMNS
+from salience_memory.store.index_feed import _COLUMNS
 
 ANN = Viewer(user_id="ann")
 

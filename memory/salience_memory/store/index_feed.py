@@ -1,4 +1,8 @@
-"""Embeddings of memories, each with the fingerprint of what made it; two fingerprints never meet."""
+"""What indexes read: rows and vectors on nobody's behalf, and what changed since a `seq`.
+
+A vector carries the fingerprint of the embedding that made it; two fingerprints never meet. What an index
+proposes is looked up in the rows on behalf of a viewer.
+"""
 
 import sqlite3
 from collections.abc import Container, Iterator, Sequence
@@ -8,14 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salience_memory.errors import EmbeddingMismatch, StoreCorrupt
-from salience_memory.records import StoredMemory
-from salience_memory.store.reading import MemoryReading
-from salience_memory.store.results import VectorBatch
-from salience_memory.store.store_part import chunks, placeholders
+from salience_memory.records import MemoryState, StoredMemory
+from salience_memory.store.memory_rows import MemoryRows
+from salience_memory.store.rows import (
+    Change,
+    ProjectionRow,
+    VectorBatch,
+    chunks,
+    decode_body,
+    placeholders,
+)
 
-__all__ = ["CheckedVectors", "VectorRows"]
+__all__ = ["CheckedVectors", "IndexFeed"]
 
-_BATCH_ROWS = 2000
+_ROWS_AT_ONCE = 1000
+
+_CHANGES = """
+SELECT seq, memory_id, 'put' AS kind, version FROM memories WHERE seq > :after
+UNION ALL
+SELECT seq, memory_id, 'delete' AS kind, version FROM tombstones WHERE seq > :after
+ORDER BY seq LIMIT :limit
+"""
+_VECTORS_AT_ONCE = 2000
 
 _LITTLE_ENDIAN = np.dtype("<f4")
 """BLOBs are read the same on every machine."""
@@ -37,8 +55,66 @@ class CheckedVectors(NamedTuple):
     vectors: NDArray[np.float32]
 
 
-class VectorRows(MemoryReading):
-    """Vectors as float32 BLOBs beside their rows."""
+class IndexFeed(MemoryRows):
+    """Rows by `seq`, and vectors as float32 BLOBs beside them."""
+
+    def count(self) -> int:
+        """How many memories there are, whosever, archived and expired ones included."""
+        with self._database.reading() as connection:
+            return connection.execute("SELECT COUNT(*) FROM memories").fetchone()[0]
+
+    def latest_seq(self) -> int:
+        """The number of the latest change of any memory by any process; 0 for a new store.
+
+        Equal numbers, equal memories, `used_ns` apart.
+        """
+        return self._database.latest_seq()
+
+    def changes_since(self, seq: int, *, limit: int = 1000) -> list[Change]:
+        """The latest change of every memory changed after `seq`, in order; fewer than `limit`: no more."""
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}")
+        with self._database.reading() as connection:
+            rows = connection.execute(_CHANGES, {"after": seq, "limit": limit})
+            return [Change(row["seq"], row["memory_id"], row["kind"], row["version"]) for row in rows]
+
+    def iter_rows(self, after_seq: int = 0, *, batch_rows: int = _ROWS_AT_ONCE) -> Iterator[ProjectionRow]:
+        """Every live row by rising `seq`, archived and expired ones too, for building an index.
+
+        Rows are read in batches, between which others may write: a row changed meanwhile comes again with
+        its new `seq`, and what was forgotten meanwhile is told by `changes_since`.
+        """
+        query = "SELECT * FROM memories WHERE seq > ? ORDER BY seq LIMIT ?"
+        while True:
+            with self._database.reading() as connection:
+                rows = connection.execute(query, (after_seq, batch_rows)).fetchall()
+            yield from map(_projection_row, rows)
+            if len(rows) < batch_rows:
+                return
+            after_seq = rows[-1]["seq"]
+
+    def rows_past(self, *, idle_since_ns: int, expired_since_ns: int | None = None) -> list[ProjectionRow]:
+        """The rows that maintenance must look at, by rising `seq`: the columns say that they are old.
+
+        Args:
+            idle_since_ns: Active ones that were neither verified nor used after it.
+            expired_since_ns: And any whose `valid_until` had come by then.
+        """
+        query = (
+            "SELECT * FROM memories WHERE valid_until <= ?2 OR (state = 'active' AND NOT pinned "
+            "AND type != 'constraint' AND MAX(verified_ns, IFNULL(used_ns, verified_ns)) < ?1) ORDER BY seq"
+        )
+        with self._database.reading() as connection:
+            return [*map(_projection_row, connection.execute(query, (idle_since_ns, expired_since_ns)))]
+
+    def rows_of(self, memory_ids: Sequence[str]) -> list[ProjectionRow]:
+        """The rows of those ids that exist, for an index that catches up; in no particular order."""
+        found: list[ProjectionRow] = []
+        with self._database.reading() as connection:
+            for chunk in chunks(dict.fromkeys(memory_ids)):
+                query = f"SELECT * FROM memories WHERE memory_id IN ({placeholders(len(chunk))})"
+                found += map(_projection_row, connection.execute(query, chunk))
+        return found
 
     def put_vectors(
         self,
@@ -81,7 +157,7 @@ class VectorRows(MemoryReading):
         return count
 
     def iter_vectors(
-        self, fingerprint: str, *, after_seq: int = 0, batch_rows: int = _BATCH_ROWS
+        self, fingerprint: str, *, after_seq: int = 0, batch_rows: int = _VECTORS_AT_ONCE
     ) -> Iterator[VectorBatch]:
         """All vectors of one embedding in batches, by rising `seq`; none for an unknown fingerprint.
 
@@ -225,3 +301,23 @@ def _batch(rows: Sequence[sqlite3.Row], dimension: int) -> VectorBatch:
     vectors = np.frombuffer(joined, _LITTLE_ENDIAN).reshape(len(rows), dimension)
     seqs = np.array([row["seq"] for row in rows], dtype=np.int64)
     return VectorBatch([row["memory_id"] for row in rows], seqs, vectors.astype(np.float32))
+
+
+def _projection_row(row: sqlite3.Row) -> ProjectionRow:
+    memory = decode_body(row["body"], row["memory_id"])
+    assert memory.scope is not None  # decode_body refuses a row without one
+    return ProjectionRow(
+        memory.memory_id,
+        row["seq"],
+        row["version"],
+        memory.type,
+        memory.content,
+        memory.key,
+        memory.tags,
+        memory.scope,
+        memory.user_id,
+        memory.session_id,
+        memory.valid_until,
+        MemoryState(row["state"]),
+        memory.pinned,
+    )
