@@ -155,9 +155,9 @@ def assess(memory: StoredMemory, now_ns: int, policy: DecayPolicy | None = None)
     return Standing(0.0 if expired else share * left, expired, stale, asks, archive, tuple(reasons))
 
 
-def compute_freshness(memory: StoredMemory, now_ns: int) -> float:
-    """`assess(...).freshness` by the default policy: what a store may be given as its `decay`."""
-    return assess(memory, now_ns).freshness
+def compute_freshness(memory: StoredMemory, now_ns: int, policy: DecayPolicy | None = None) -> float:
+    """`assess(...).freshness`: what a store decays by, unless it is given another `decay`."""
+    return assess(memory, now_ns, policy).freshness
 
 
 def _age_step(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> tuple[float, bool]:

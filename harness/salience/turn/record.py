@@ -14,7 +14,7 @@ from salience.memory_access import MemoryAccess
 from salience.turn.dialogue import Dialogue
 from salience_memory import NEUTRAL_WEIGHT, NOBODY, Memory, Reference, Viewer
 from salience_memory.conflicts import Conflict
-from salience_memory.recalled_memory import RecallBreakdown
+from salience_memory.ranking import RecallBreakdown
 from salience_models import (
     EncodedPrompt,
     Generation,
