@@ -159,6 +159,7 @@ def render_context(
         draft.events.append(TruncationEvent(memory.memory_id, reason, detail))
 
     with_weight = has_weights(header.version)
+    places = {memory.memory_id: place for place, memory in enumerate(memories)}
     for section in template.by_priority:
         candidates = []
         # Python's sort is stable: what is equal in both stays in the order of relevance.
@@ -167,7 +168,8 @@ def render_context(
         ):
             shown = ranked_by[memory.memory_id] if with_weight else None
             line = section.line_format.write(memory, weight=shown, max_chars=section.line_chars)
-            candidates.append(_Candidate(memory, section, line, count_tokens(line.text + "\n")))
+            tokens_of_line = count_tokens(line.text + "\n")
+            candidates.append(_Candidate(memory, section, line, tokens_of_line, places[memory.memory_id]))
         draft.fill(section, candidates)
     composed, tokens, section_tokens = draft.measure()
     kept = [candidate for section in template.by_priority for candidate in draft.kept[section.name]]
@@ -186,12 +188,13 @@ def render_context(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A memory's line in its section; `tokens` counts the line with its break."""
+    """A memory's line in its section; `tokens` counts the line with its break, `place` is among those given."""
 
     memory: Memory
     section: Section
     line: Line
     tokens: int
+    place: int
 
     def cut(self, reason: TruncationReason, limit_tokens: int, left_tokens: int) -> TruncationEvent:
         """The event of leaving it out."""
@@ -267,7 +270,8 @@ class _Draft:
             for section in filled:
                 first = len(text)
                 text += f"{section.title}:\n" if section.title else ""
-                for candidate in self.kept[section.name]:
+                # Weight decides what is cut; what stays is shown as it was given, most relevant first.
+                for candidate in sorted(self.kept[section.name], key=lambda c: c.place):
                     start, end = len(text) + candidate.line.start, len(text) + candidate.line.end
                     spans.append(TextSpan(candidate.memory.memory_id, start, end))
                     text += f"{candidate.line.text}\n"

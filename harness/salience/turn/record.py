@@ -57,8 +57,8 @@ class GatheredMemory:
     """A memory for a context, and what recall knows of it.
 
     Attributes:
-        probability: That it bears on the message, as recall has calibrated it; 1 for those that nothing had to
-            find.
+        probability: That it bears on the message, as recall has calibrated it; 1 where nothing had to be
+            found.
         score: What recall ranked it by.
         has_conflict: Another visible memory says something else on the same key.
         overruled: Why that other one prevails, so that this one is not shown; None where it may be.

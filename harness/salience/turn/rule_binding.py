@@ -35,7 +35,8 @@ def bind_rules(
 ) -> TokenConstraint | None:
     """The rules of all `memories` as one constraint, each named by its memory's id; None without any.
 
-    The delimiters and weights that stand in `context` are for the protocol and may not come back in an answer.
+    The delimiters and weights that stand in `context` are for the protocol and may not come back in an
+    answer.
 
     Key, trust and age are the memory's too, whatever the rule's data says of them; the answer is withheld
     until checked where either the memory or its rule asks for it.

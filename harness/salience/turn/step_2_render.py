@@ -1,4 +1,4 @@
-"""Step 2, render: memories and history to messages, with the characters of each memory and of the question."""
+"""Step 2, render: memories and history to messages, with the characters of each block and the question."""
 
 from salience.context.history import compact_history
 from salience.context.protocol import check_header, fingerprint_template, negotiate_version

@@ -148,7 +148,17 @@ def test_equal_weights_are_told_apart_by_urgency_then_by_relevance(
     template: ContextTemplate, remember: Remember
 ):
     memories = [remember("a"), remember("b", urgency="critical"), remember("c")]
-    assert shown(render(template, memories)) == ["b", "a", "c"]
+    one, two = (render(template, memories[:n]).tokens for n in (1, 2))
+    assert shown(render(template, memories, budget=one)) == ["b"]
+    assert shown(render(template, memories, budget=two)) == ["a", "b"]
+
+
+def test_weight_decides_what_is_cut_and_relevance_where_it_stands(
+    template: ContextTemplate, remember: Remember
+):
+    memories = [remember("light", semantic_weight=0.6), remember("heavy", semantic_weight=0.9)]
+    assert shown(render(template, memories)) == ["light", "heavy"]
+    assert shown(render(template, memories, budget=render(template, memories[:1]).tokens)) == ["heavy"]
 
 
 def test_the_memories_layer_has_a_budget_of_its_own(template: ContextTemplate, remember: Remember):
