@@ -71,6 +71,7 @@ def describe_model(lm: LanguageModel) -> dict[str, object]:
         "weights_sha256": info.weights_sha256,
         "dtype": str(info.dtype).removeprefix("torch."),
         "quantization": info.quantization,
+        "file_quantization": info.file_quantization,
         "n_layers": info.n_layers,
         "n_heads": info.n_heads,
         "context_window": info.context_window,

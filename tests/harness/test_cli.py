@@ -106,8 +106,24 @@ def test_the_last_of_two_like_memories_is_coloured_in_its_own_place(
 
 def test_models_list_names_the_bundled_ones(capsys: pytest.CaptureFixture[str]):
     out = run(capsys, "models", "list")
-    for name in ("smollm2-135m-instruct", "gemma-3-270m", "all-minilm-l6-v2"):
-        assert name in out
+    for name in ("qwen2.5-coder-0.5b-instruct", "smollm2-135m-instruct", "gemma-3-270m", "all-minilm-l6-v2"):
+        assert f"bundled:{name} " in out
+
+
+def test_models_and_doctor_as_json_name_file_quantisation_and_dtype(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("SALIENCE_CACHE", str(tmp_path))
+    listed = {model["name"]: model for model in json.loads(run(capsys, "models", "list", "--json"))}
+    qwen = listed["bundled:qwen2.5-coder-0.5b-instruct"]
+    assert (qwen["file_quantization"], qwen["size_bytes"], qwen["path"]) == ("Q4_K_M", 491_400_064, None)
+    assert listed["bundled:all-minilm-l6-v2"]["file_quantization"] is None
+    found = json.loads(run(capsys, "doctor", "--json"))
+    assert found["versions"]["torch"] == metadata.version("torch")
+    assert set(found["attention"]) == {impl.value for impl in KeyBiasImpl}
+    small = next(model for model in found["models"] if "smollm2" in model["name"])
+    assert (small["file_quantization"], small["path"]) == ("Q4_1", None)
+    assert small["computed_in"] in ("float32", "bfloat16")
 
 
 def test_a_memory_may_carry_its_weight():
@@ -191,6 +207,7 @@ def test_doctor_tells_device_versions_and_implementations(capsys: pytest.Capture
     for impl in KeyBiasImpl:
         assert re.search(rf"\b{impl.value}\b", out)
     assert "chooses " in out
+    assert re.search(r"bundled:smollm2-135m-instruct: a Q4_1 file, computed in (float32|bfloat16)", out)
 
 
 def test_doctor_refuses_both_faiss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -90,7 +90,9 @@ def header_table(run: Run, seed: int, changed: Sequence[str]) -> Table:
         ("model", " ".join(str(model[key]) for key in ("source", "revision") if model.get(key)) or NOTHING),
         (
             "dtype",
-            " ".join(str(model[key]) for key in ("dtype", "quantization") if model.get(key)) or NOTHING,
+            " ".join(str(model[key]) for key in ("dtype", "quantization") if model.get(key))
+            + (f" from a {model['file_quantization']} file" if model.get("file_quantization") else "")
+            or NOTHING,
         ),
         ("device", f"{manifest.device}, {manifest.threads} threads"),
         ("implementation", ", ".join(manifest.impls) or NOTHING),

@@ -8,10 +8,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from salience.cli.memory_options import JsonOption, print_json
+from salience.cli.models import describe_models
 from salience.config import load_settings
 from salience.errors import ConflictingInstall
 from salience_kernels import ImplUnavailable, KeyBiasImpl, key_bias_attention
 from salience_models.weights.cache_folder import default_cache_dir
+from salience_models.weights.placement import resolve_device, resolve_dtype
 
 __all__ = ["add_commands"]
 
@@ -38,50 +41,74 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor() -> None:
+def doctor(json: JsonOption = False) -> None:
     """Show device, versions, and which attention implementation will run here and why the others will not.
 
-    Fails where faiss-cpu and faiss-gpu are both installed: they overwrite each other's files.
+    Of each bundled language model the quantisation of its file and the dtype it is computed in. Fails where
+    faiss-cpu and faiss-gpu are both installed: they overwrite each other's files.
     """
-    console = Console(highlight=False)
     settings = load_settings()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    table = Table(show_header=False, box=None)
-    table.add_row("device", _device(device))
-    table.add_row("salience", _version("salience") or "not installed")
-    table.add_row("python", platform.python_version())
-    installed = {name: _version(name) for name in _LIBRARIES}
-    for name, version in installed.items():
-        table.add_row(name, version or "not installed")
-    table.add_row("cache", str(settings.cache_dir or default_cache_dir()))
-    table.add_row("data", str(settings.data_dir or "not set (SALIENCE_DATA)"))
-    console.print(table)
-    dtypes = [torch.float32, torch.bfloat16]
-    impls = Table("attention", *(str(d).removeprefix("torch.") for d in dtypes), title="Implementations")
-    for impl in KeyBiasImpl:
-        impls.add_row(impl.value, *(_trial(impl, device, dtype) for dtype in dtypes))
-    console.print(impls)
-    console.print(_WHY[device])
-    if installed["faiss-cpu"] and installed["faiss-gpu"]:
+    if device == "cuda":
+        words = f"cuda ({torch.cuda.get_device_name()})"
+    else:
+        words = f"cpu ({platform.machine()}, {torch.get_num_threads()} threads; no CUDA device found)"
+    versions: dict[str, str | None] = {}
+    for name in ("salience", *_LIBRARIES):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    attention = {
+        impl.value: {name: _trial(impl, device, dtype) for name, dtype in dtypes.items()}
+        for impl in KeyBiasImpl
+    }
+    computed_in = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
+    models = [
+        {"computed_in": computed_in, **model}
+        for model in describe_models()
+        if model["what"] == "language model"
+    ]
+    if versions["faiss-cpu"] and versions["faiss-gpu"]:
         raise ConflictingInstall(
             "faiss-cpu and faiss-gpu are both installed and overwrite each other: uninstall both, then "
             "install the extra 'cpu' or 'gpu'"
         )
-    if not (installed["faiss-cpu"] or installed["faiss-gpu"]):
+    if json:
+        print_json(
+            {
+                "device": words,
+                "python": platform.python_version(),
+                "versions": versions,
+                "cache": str(settings.cache_dir or default_cache_dir()),
+                "data": None if settings.data_dir is None else str(settings.data_dir),
+                "attention": attention,
+                "models": models,
+            }
+        )
+        return
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None)
+    table.add_row("device", words)
+    table.add_row("python", platform.python_version())
+    for name, version in versions.items():
+        table.add_row(name, version or "not installed")
+    table.add_row("cache", str(settings.cache_dir or default_cache_dir()))
+    table.add_row("data", str(settings.data_dir or "not set (SALIENCE_DATA)"))
+    console.print(table)
+    impls = Table("attention", *dtypes, title="Implementations")
+    for impl, outcomes in attention.items():
+        impls.add_row(impl, *outcomes.values())
+    console.print(impls)
+    console.print(_WHY[device])
+    for model in models:
+        state = "in the cache" if model["path"] else "not pulled yet"
+        console.print(
+            f"{model['name']}: a {model['file_quantization']} file, computed in {computed_in}; {state}"
+        )
+    if not (versions["faiss-cpu"] or versions["faiss-gpu"]):
         console.print("recall needs FAISS: install the extra 'cpu', or 'gpu' beside an NVIDIA driver")
-
-
-def _device(device: str) -> str:
-    if device == "cuda":
-        return f"cuda ({torch.cuda.get_device_name()})"
-    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads; no CUDA device found)"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _trial(impl: KeyBiasImpl, device: str, dtype: torch.dtype) -> str:

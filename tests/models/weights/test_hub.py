@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import errors as hub_errors
 
 from salience_models.errors import RevisionNotFound, SourceNotFound
-from salience_models.weights import hub
+from salience_models.weights import sources
 from salience_models.weights.loader import load_model
 
 
@@ -12,7 +12,7 @@ def refuse_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object, **__: object) -> str:
         raise error
 
-    monkeypatch.setattr(hub, "snapshot_download", fail)
+    monkeypatch.setattr(sources, "snapshot_download", fail)
 
 
 def http_error(kind: type[hub_errors.HfHubHTTPError]) -> hub_errors.HfHubHTTPError:

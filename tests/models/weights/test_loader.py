@@ -24,7 +24,7 @@ from salience_models.errors import (
     UnknownArchitecture,
     WeightsUnreadable,
 )
-from salience_models.weights import hub, loader, placement
+from salience_models.weights import loader, placement, sources
 from salience_models.weights.loader import LoadedModel, load_model
 from salience_models.weights.model_info import fingerprint_folder, weight_files
 from salience_models.weights.placement import check_fits, count_parameters
@@ -250,7 +250,7 @@ def test_hub_snapshot_loads_with_its_commit(llama_folder: Path, monkeypatch: pyt
         assert "model*.safetensors" in allow_patterns
         return str(snapshot)
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(sources, "snapshot_download", download)
     info = load_model("owner/model", revision="v1", device="cpu").info
     assert asked == [("owner/model", "v1")]
     assert (info.source, info.revision, info.weights_sha256) == (
