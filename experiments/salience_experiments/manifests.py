@@ -160,12 +160,23 @@ def _join(run_dir: Path, manifests: Sequence[Manifest], trials: Sequence[Trial],
     A run begun whole and finished in shards keeps its first manifest: the shards' then count.
     """
     for other in manifests[1:]:
-        _check_identity(run_dir, manifests[0], other)
+        for name in ("spec_name", "spec_sha256", "commit"):
+            _check_equal(run_dir, name, getattr(manifests[0], name), getattr(other, name))
+        for name in ("source", "revision", "dtype", "quantization", "weights_sha256"):
+            _check_equal(run_dir, f"model {name}", manifests[0].model.get(name), other.model.get(name))
     manifests = [manifest for manifest in manifests if manifest.shard is not None] or manifests
     first = manifests[0]
     if len({manifest.shards for manifest in manifests}) > 1:
         raise TrialsError(f"{run_dir} joins runs split differently: {[m.shards for m in manifests]} shards")
-    gaps = [*_status_gaps(manifests), *torn]
+    gaps: list[str] = []
+    for manifest in manifests:
+        part = "the run" if manifest.shard is None else f"shard {manifest.shard} of {manifest.shards}"
+        if manifest.status != "complete":
+            gaps.append(f"{part} has status {manifest.status}")
+    present = {manifest.shard for manifest in manifests if manifest.shard is not None}
+    if present and (missing := sorted(set(range(1, first.shards + 1)) - present)):
+        gaps.append(f"shards {', '.join(map(str, missing))} of {first.shards} are missing")
+    gaps += torn
     expected = [manifest.n_expected for manifest in manifests]
     n_expected = None if None in expected else sum(count for count in expected if count is not None)
     if n_expected is not None and len(trials) < n_expected:
@@ -177,11 +188,15 @@ def _join(run_dir: Path, manifests: Sequence[Manifest], trials: Sequence[Trial],
         return Run(run_dir, first, tuple(trials), tuple(gaps))
     count, prompts = hash_prompts(trial.prompt_sha256 for trial in trials)
     ends = [manifest.finished for manifest in manifests]
+    versions: dict[str, set[str]] = {}
+    for manifest in manifests:
+        for name, version in manifest.versions.items():
+            versions.setdefault(name, set()).add(version)
     worst = max((manifest.status for manifest in manifests), key=_SEVERITY.index)
     merged = first.model_copy(
         update={
             "dirty": any(manifest.dirty for manifest in manifests),
-            "versions": _join_texts([manifest.versions for manifest in manifests]),
+            "versions": {name: " + ".join(sorted(seen)) for name, seen in sorted(versions.items())},
             "device": " + ".join(sorted({manifest.device for manifest in manifests})),
             "impls": tuple(sorted({impl for manifest in manifests for impl in manifest.impls})),
             "prompt_count": count,
@@ -202,31 +217,6 @@ def _join(run_dir: Path, manifests: Sequence[Manifest], trials: Sequence[Trial],
 _SEVERITY: tuple[Status, ...] = ("complete", "running", "interrupted", "failed")
 
 
-def _check_identity(run_dir: Path, first: Manifest, other: Manifest) -> None:
-    for name in ("spec_name", "spec_sha256", "commit"):
-        _check_equal(run_dir, name, getattr(first, name), getattr(other, name))
-    for name in ("source", "revision", "dtype", "quantization", "weights_sha256"):
-        _check_equal(run_dir, f"model {name}", first.model.get(name), other.model.get(name))
-
-
 def _check_equal(run_dir: Path, name: str, mine: object, theirs: object) -> None:
     if mine != theirs:
         raise TrialsError(f"{run_dir} joins runs whose {name} differs: {mine!r} and {theirs!r}")
-
-
-def _status_gaps(manifests: Sequence[Manifest]) -> list[str]:
-    gaps = [f"{_part_name(m)} has status {m.status}" for m in manifests if m.status != "complete"]
-    wanted = manifests[0].shards
-    present = {manifest.shard for manifest in manifests if manifest.shard is not None}
-    if present and (missing := sorted(set(range(1, wanted + 1)) - present)):
-        gaps.append(f"shards {', '.join(map(str, missing))} of {wanted} are missing")
-    return gaps
-
-
-def _part_name(manifest: Manifest) -> str:
-    return "the run" if manifest.shard is None else f"shard {manifest.shard} of {manifest.shards}"
-
-
-def _join_texts(versions: Sequence[dict[str, str]]) -> dict[str, str]:
-    names = sorted({name for version in versions for name in version})
-    return {name: " + ".join(sorted({v[name] for v in versions if name in v})) for name in names}

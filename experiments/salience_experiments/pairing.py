@@ -91,13 +91,26 @@ def pair_trials(
     for trial in wanted:
         cells[trial.arm][trial.item, trial.position] = trial
     for name, cell in cells.items():
-        _check_whole(name, cell.values(), measure)
+        if not cell:
+            raise UnequalSets(f"arm {name!r} has no trials")
+        if failed := [trial.item for trial in cell.values() if trial.error is not None]:
+            raise UnequalSets(f"arm {name!r} has failed trials for items {_name_some(failed)}")
+        if empty := [trial.item for trial in cell.values() if getattr(trial, measure) is None]:
+            raise UnequalSets(f"arm {name!r} has no {measure} for items {_name_some(empty)}")
     _check_same(f"arm {arm!r}", set(cells[arm]), f"arm {baseline!r}", set(cells[baseline]))
-    items = tuple(dict.fromkeys(trial.item for trial in sorted(wanted, key=_item_order)))
+    indices = {trial.item: trial.params.get("item_index") for trial in reversed(wanted)}
+    ranks = {item: (index if isinstance(index, int) else -1, item) for item, index in indices.items()}
+    items = tuple(sorted(ranks, key=lambda item: ranks[item]))
     positions = position_order(trial.position for trial in wanted)
     everywhere = {(item, position) for item in items for position in positions}
     _check_same(f"arm {arm!r}", set(cells[arm]), "the grid of its items and positions", everywhere)
-    questions = _questions(wanted)
+    questions: dict[str, str] = {}
+    for trial in wanted:
+        question = trial.params.get("question")
+        if question is None:
+            raise UnequalSets(f"arm {trial.arm!r} has no params.question for item {trial.item}")
+        if questions.setdefault(trial.item, str(question)) != str(question):
+            raise UnequalSets(f"arm {trial.arm!r} asks another question for item {trial.item}: {question!r}")
     changed = [
         key for key in cells[arm] if cells[arm][key].prompt_sha256 != cells[baseline][key].prompt_sha256
     ]
@@ -221,16 +234,6 @@ def contrast_pairs(spec: Mapping[str, Any], labels: Sequence[str]) -> list[tuple
     return list(dict.fromkeys(pairs))
 
 
-def _check_whole(arm: str, trials: Iterable[Trial], measure: Measure) -> None:
-    trials = list(trials)
-    if not trials:
-        raise UnequalSets(f"arm {arm!r} has no trials")
-    if failed := [trial.item for trial in trials if trial.error is not None]:
-        raise UnequalSets(f"arm {arm!r} has failed trials for items {_name_some(failed)}")
-    if empty := [trial.item for trial in trials if getattr(trial, measure) is None]:
-        raise UnequalSets(f"arm {arm!r} has no {measure} for items {_name_some(empty)}")
-
-
 def _check_same(
     left_name: str, left: set[tuple[str, str]], right_name: str, right: set[tuple[str, str]]
 ) -> None:
@@ -241,22 +244,6 @@ def _check_same(
         if lacking:
             some = _name_some(f"{item} at {position}" for item, position in lacking)
             raise UnequalSets(f"{name} lacks items that {other} holds: {some}")
-
-
-def _questions(trials: Iterable[Trial]) -> dict[str, str]:
-    questions: dict[str, str] = {}
-    for trial in trials:
-        question = trial.params.get("question")
-        if question is None:
-            raise UnequalSets(f"arm {trial.arm!r} has no params.question for item {trial.item}")
-        if questions.setdefault(trial.item, str(question)) != str(question):
-            raise UnequalSets(f"arm {trial.arm!r} asks another question for item {trial.item}: {question!r}")
-    return questions
-
-
-def _item_order(trial: Trial) -> tuple[int, str]:
-    index = trial.params.get("item_index")
-    return (index if isinstance(index, int) else -1, trial.item)
 
 
 def _name_some(items: Iterable[str]) -> str:

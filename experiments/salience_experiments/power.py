@@ -85,10 +85,15 @@ def power_for_spec(spec: Mapping[str, Any], pilot: Sequence[Trial] | None = None
     pilot = pilot or ()
     pilot_arms = {trial.arm for trial in pilot}
     n_items = count_items(spec)
+    measures: list[Measure] = ["gold_logprob"]
+    if spec.get("metric") == "rule_kept":
+        measures = ["metric"]
+    elif primary_measure(spec) == "metric" and spec.get("max_new_tokens") != 0:
+        measures = ["metric", "gold_logprob"]
     needs: list[PowerNeed] = []
     for arm, baseline in pairs:
         may_edit = any(edits_prompt(names[label]) for label in (arm, baseline))
-        for measure in _planned_measures(spec):
+        for measure in measures:
             pair = None
             if {arm, baseline} <= pilot_arms and has_measure(pilot, measure):
                 pair = pair_trials(pilot, arm, baseline, measure, may_edit=may_edit)
@@ -96,8 +101,16 @@ def power_for_spec(spec: Mapping[str, Any], pilot: Sequence[Trial] | None = None
             tables = scopes_by_table(positions, with_u=bool(pair) and measure == primary_measure(spec))
             for scopes in tables.values():
                 alpha = settings.alpha / family_size(len(pairs), scopes)
-                for scope in scopes if pair else [_without_pilot(scopes)]:
-                    spread = _measured(pair, scope) if pair else _assumed(measure, scope, settings)
+                untried = ALL if scopes == (ALL,) else "each position"
+                for scope in scopes if pair else [untried]:
+                    if pair:
+                        spread = _measured(pair, scope)
+                    elif measure == "gold_logprob":
+                        spread = Spread("sd", settings.sd_nats, "assumed")
+                    elif scope == ALL:
+                        spread = Spread("sd", settings.sd, "assumed")
+                    else:
+                        spread = Spread("discordance", settings.discordance, "assumed")
                     effect = settings.effect_nats if measure == "gold_logprob" else settings.effect
                     size = _size(effect, spread, alpha, settings.power)
                     needs.append(
@@ -142,17 +155,6 @@ def format_power(needs: Sequence[PowerNeed]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _planned_measures(spec: Mapping[str, Any]) -> list[Measure]:
-    if spec.get("metric") == "rule_kept":
-        return ["metric"]
-    is_scored = primary_measure(spec) == "metric" and spec.get("max_new_tokens") != 0
-    return ["metric", "gold_logprob"] if is_scored else ["gold_logprob"]
-
-
-def _without_pilot(scopes: Sequence[str]) -> str:
-    return ALL if tuple(scopes) == (ALL,) else "each position"
-
-
 def _measured(pair: PairedSet, scope: str) -> Spread:
     source = f"pilot n={len(pair.items)}"
     if scope == "U":
@@ -161,14 +163,6 @@ def _measured(pair: PairedSet, scope: str) -> Spread:
     if scope != ALL and is_binary(ours) and is_binary(theirs):
         return Spread("discordance", float(np.mean(ours != theirs)), source)
     return Spread("sd", paired_difference(ours, theirs, clusters, n_resamples=1).sd, source)
-
-
-def _assumed(measure: Measure, scope: str, settings: PowerSpec) -> Spread:
-    if measure == "gold_logprob":
-        return Spread("sd", settings.sd_nats, "assumed")
-    if scope == ALL:
-        return Spread("sd", settings.sd, "assumed")
-    return Spread("discordance", settings.discordance, "assumed")
 
 
 def _size(effect: float, spread: Spread, alpha: float, power: float) -> SampleSize | None:

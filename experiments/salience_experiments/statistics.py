@@ -6,7 +6,7 @@ distractors) are resampled and sign-flipped together, because their outcomes are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -120,9 +120,10 @@ def clustered_mean(
     """
     data = _checked_values(values, clusters)
     sums, counts = _cluster_sums(data, clusters)
-    means = np.concatenate(
-        [weights @ sums / (weights @ counts) for weights in _bootstrap_weights(len(sums), n_resamples, seed)]
-    )
+    # The weights of one size are kept: a report asks for the same ones for every cell.
+    is_small = len(sums) * n_resamples <= _CHUNK_ENTRIES
+    draws = (_kept_weights if is_small else _draw_weights)(len(sums), n_resamples, seed)
+    means = np.concatenate([weights @ sums / (weights @ counts) for weights in draws])
     tail = (1 - _checked_level(level)) / 2
     low, high, low_90, high_90 = np.quantile(means, [tail, 1 - tail, 0.05, 0.95])
     cluster_means = sums / counts
@@ -235,19 +236,13 @@ def _cluster_sums(values: Floats, clusters: Sequence[str]) -> tuple[Floats, Floa
     return np.bincount(codes, weights=values).astype(np.float64), np.bincount(codes).astype(np.float64)
 
 
-def _bootstrap_weights(n_clusters: int, n_resamples: int, seed: int) -> Iterable[Floats]:
-    """How often each cluster is drawn, in chunks [resample, cluster]; kept while one chunk holds them all."""
-    if n_clusters * n_resamples <= _CHUNK_ENTRIES:
-        return _kept_weights(n_clusters, n_resamples, seed)
-    return _draw_weights(n_clusters, n_resamples, seed)
-
-
 @lru_cache(maxsize=2)
 def _kept_weights(n_clusters: int, n_resamples: int, seed: int) -> tuple[Floats, ...]:
     return tuple(_draw_weights(n_clusters, n_resamples, seed))
 
 
 def _draw_weights(n_clusters: int, n_resamples: int, seed: int) -> Iterator[Floats]:
+    """How often each cluster is drawn, in chunks [resample, cluster]."""
     rng = np.random.default_rng(seed)
     for rows in _chunk_rows(n_resamples, n_clusters):
         drawn = rng.integers(0, n_clusters, size=(rows, n_clusters))

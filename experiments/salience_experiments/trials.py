@@ -91,7 +91,7 @@ class LogContent:
 
 def log_path(run_dir: Path, shard: Shard | None = None) -> Path:
     """Where a run, or one shard of it, appends its trials."""
-    return run_dir / f"trials{_shard_suffix(shard)}.jsonl"
+    return run_dir / ("trials.jsonl" if shard is None else f"trials.{shard.index}of{shard.count}.jsonl")
 
 
 def list_logs(run_dir: Path) -> list[Path]:
@@ -166,7 +166,12 @@ def merge_trials(sources: Iterable[tuple[str, Sequence[Trial]]]) -> list[Trial]:
                 raise TrialsError(f"{_describe(trial.key)} is in both {owner[trial.key]} and {name}")
             owner[trial.key] = name
             merged.append(trial)
-    return sorted(merged, key=_sort_key)
+
+    def rank(trial: Trial) -> tuple[int, str, str, str]:
+        index = trial.params.get("item_index")
+        return index if isinstance(index, int) else -1, trial.item, trial.position, trial.arm
+
+    return sorted(merged, key=rank)
 
 
 class TrialLog:
@@ -265,14 +270,5 @@ def encode_line(trial: Trial) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
-def _shard_suffix(shard: Shard | None) -> str:
-    return "" if shard is None else f".{shard.index}of{shard.count}"
-
-
 def _describe(key: TrialKey) -> str:
     return f"trial (item {key.item!r}, position {key.position!r}, arm {key.arm!r})"
-
-
-def _sort_key(trial: Trial) -> tuple[int, str, str, str]:
-    index = trial.params.get("item_index")
-    return index if isinstance(index, int) else -1, trial.item, trial.position, trial.arm

@@ -151,21 +151,16 @@ def _measure(
     else:
         arm, baseline, clusters = pair.flatten(None if scope == ALL else scope)
     difference = paired_difference(arm, baseline, clusters, n_resamples=n_resamples, seed=seed)
-    if pair.is_bounded:
-        difference = _widen_unanimous(difference)
+    estimate = difference.estimate
+    if pair.is_bounded and not difference.interval.has_width and estimate in (-1, 0, 1):
+        widened = [
+            unanimous_interval(estimate, difference.n_clusters, seen.level)
+            for seen in (difference.interval, difference.interval_90)
+        ]
+        difference = replace(difference, interval=widened[0], interval_90=widened[1])
     means = float(arm.mean()), float(baseline.mean())
     one_each = len(set(clusters)) == len(clusters)
     if scope not in ("U", ALL) and one_each and is_binary(arm) and is_binary(baseline):
         return pair, scope, means, difference, "McNemar", mcnemar_exact(arm, baseline).p
     flip = sign_flip_test(arm - baseline, clusters, n_resamples=n_resamples, seed=seed)
     return pair, scope, means, difference, "sign-flip (exact)" if flip.is_exact else "sign-flip", flip.p
-
-
-def _widen_unanimous(difference: MeanDifference) -> MeanDifference:
-    if difference.interval.has_width or difference.estimate not in (-1, 0, 1):
-        return difference
-    estimate, k = difference.estimate, difference.n_clusters
-    interval, interval_90 = (
-        unanimous_interval(estimate, k, seen.level) for seen in (difference.interval, difference.interval_90)
-    )
-    return replace(difference, interval=interval, interval_90=interval_90)

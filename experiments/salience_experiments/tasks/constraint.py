@@ -77,7 +77,20 @@ class ConstraintTask:
 
     def items(self, position: str) -> Sequence[Item]:
         """Return an item for each request."""
-        return tuple(self._item(index, *request, position) for index, request in enumerate(self.requests))
+        return tuple(
+            Item(
+                item_id=f"constraint/{name}",
+                index=index,
+                question=question,
+                blocks=(),
+                answers=(),
+                gold_text="",
+                position=position,
+                rule={"forbid_phrases": WORDS},
+                draw=Draw(self.temperature, zlib.crc32(f"{self.seed}:constraint/{name}".encode())),
+            )
+            for index, (name, question) in enumerate(self.requests)
+        )
 
     def render(self, item: Item, layout: Layout) -> RenderedPrompt:
         """Return one user message: the request and, where the layout states it, the rule after it.
@@ -100,20 +113,6 @@ class ConstraintTask:
         """Return whether a banned word is there, which nothing after it takes away."""
         return not self.score(item, answer)
 
-    def _item(self, index: int, name: str, question: str, position: str) -> Item:
-        item_id = f"constraint/{name}"
-        return Item(
-            item_id=item_id,
-            index=index,
-            question=question,
-            blocks=(),
-            answers=(),
-            gold_text="",
-            position=position,
-            rule={"forbid_phrases": WORDS},
-            draw=Draw(self.temperature, zlib.crc32(f"{self.seed}:{item_id}".encode())),
-        )
-
 
 def constraint_generated(
     *,
@@ -130,19 +129,15 @@ def constraint_generated(
     """
     if not kinds or len(set(kinds)) < len(kinds) or not set(kinds) <= set(range(len(REQUESTS))):
         raise ValueError(f"kinds must be different numbers below {len(REQUESTS)}, got {list(kinds)}")
-    requests = [
-        (f"{kind}/{word}", _request(REQUESTS[kind], place))
-        for kind in kinds
-        for place, word in enumerate(WORDS)
-    ]
+    requests: list[tuple[str, str]] = []
+    for kind in kinds:
+        for place, word in enumerate(WORDS):
+            things = {"word": word, "other": WORDS[(place + 1) % len(WORDS)]}
+            named = {role: _with_article(thing) for role, thing in things.items()}
+            requests.append((f"{kind}/{word}", REQUESTS[kind].format(riddle=RIDDLES[word], **named)))
     if n_items is not None and not 1 <= n_items <= len(requests):
         raise ValueError(f"n_items must be in 1..{len(requests)}, got {n_items}")
     return ConstraintTask(tuple(requests[:n_items]), temperature, seed, positions)
-
-
-def _request(kind: str, place: int) -> str:
-    word, other = WORDS[place], WORDS[(place + 1) % len(WORDS)]
-    return kind.format(word=_with_article(word), other=_with_article(other), riddle=RIDDLES[word])
 
 
 def _with_article(word: str) -> str:

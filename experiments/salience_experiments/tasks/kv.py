@@ -89,7 +89,24 @@ class KvTask:
 
     def items(self, position: str) -> Sequence[Item]:
         """Return every item with its pair at `position`; the other pairs keep their order."""
-        return tuple(self._item(index, record, position) for index, record in enumerate(self.records))
+        quote = '"' * (self.answer_style is AnswerStyle.QUOTED)
+        items: list[Item] = []
+        for index, record in enumerate(self.records):
+            gold = Block(GOLD_BLOCK, _pair(record.key, record.value), is_gold=True)
+            others = [Block(f"d{i}", _pair(*pair)) for i, pair in enumerate(record.distractors)]
+            items.append(
+                Item(
+                    item_id=f"{self.source}/{self.n_keys}/{index}",
+                    index=index,
+                    question=record.key,
+                    blocks=place_gold(gold, others, position),
+                    answers=(record.value,),
+                    gold_text=f" {quote}{record.value}{quote}",
+                    position=position,
+                    metadata={"source": self.source, "n_keys": self.n_keys},
+                )
+            )
+        return tuple(items)
 
     def render(self, item: Item, layout: Layout) -> RenderedPrompt:
         """Return the raw prompt that ends with `Corresponding value:`."""
@@ -117,21 +134,6 @@ class KvTask:
     def is_settled(self, item: Item, answer: str) -> bool:
         """Return whether the value is found: it stays so, while a miss may still become a hit."""
         return self.score(item, answer) == 1.0
-
-    def _item(self, index: int, record: KvRecord, position: str) -> Item:
-        gold = Block(GOLD_BLOCK, _pair(record.key, record.value), is_gold=True)
-        others = [Block(f"d{i}", _pair(*pair)) for i, pair in enumerate(record.distractors)]
-        quoted = self.answer_style is AnswerStyle.QUOTED
-        return Item(
-            item_id=f"{self.source}/{self.n_keys}/{index}",
-            index=index,
-            question=record.key,
-            blocks=place_gold(gold, others, position),
-            answers=(record.value,),
-            gold_text=f' "{record.value}"' if quoted else f" {record.value}",
-            position=position,
-            metadata={"source": self.source, "n_keys": self.n_keys},
-        )
 
 
 def kv_from_file(
@@ -178,8 +180,13 @@ def kv_generated(
     if n_items < 1:
         raise ValueError(f"n_items must be at least 1, got {n_items}")
     _check_n_keys(n_keys)
-    records = tuple(_random_record(seed, index, n_keys) for index in range(n_items))
-    return KvTask(f"kv-generated-{seed}", records, query_aware, AnswerStyle(answer_style), positions)
+    records: list[KvRecord] = []
+    for index in range(n_items):
+        rng = random.Random(f"kv:{seed}:{index}")
+        words = [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(2 * n_keys)]
+        pairs = list(zip(words[::2], words[1::2], strict=True))
+        records.append(KvRecord(*pairs[0], tuple(pairs[1:])))
+    return KvTask(f"kv-generated-{seed}", tuple(records), query_aware, AnswerStyle(answer_style), positions)
 
 
 def _pair(key: str, value: str) -> str:
@@ -206,13 +213,3 @@ def _record(row: dict, n_keys: int | None, path: Path) -> KvRecord:
             raise DataFormatError(f"{path} has {len(pairs) + 1} keys a row, fewer than n_keys={n_keys}")
         pairs = pairs[: n_keys - 1]
     return KvRecord(key, value, tuple(pairs))
-
-
-def _random_record(seed: int, index: int, n_keys: int) -> KvRecord:
-    rng = random.Random(f"kv:{seed}:{index}")
-
-    def draw() -> str:
-        return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-
-    pairs = [(draw(), draw()) for _ in range(n_keys)]
-    return KvRecord(*pairs[0], tuple(pairs[1:]))

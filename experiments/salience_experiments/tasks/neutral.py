@@ -43,7 +43,22 @@ class NeutralTask:
 
     def items(self, position: str) -> Sequence[Item]:
         """Return every passage with its documents."""
-        return tuple(self._item(index, record, position) for index, record in enumerate(self.records))
+        items: list[Item] = []
+        for index, record in enumerate(self.records):
+            beginning, rest = split_passage(record.gold.text)
+            items.append(
+                Item(
+                    item_id=f"neutral/{len(record.distractors)}/{record.row}",
+                    index=index,
+                    question=beginning,
+                    blocks=tuple(Block(f"d{i}", passage_text(p)) for i, p in enumerate(record.distractors)),
+                    answers=(rest,),
+                    gold_text=rest,
+                    position=position,
+                    metadata={"n_documents": len(record.distractors)},
+                )
+            )
+        return tuple(items)
 
     def render(self, item: Item, layout: Layout) -> RenderedPrompt:
         """Return the raw prompt: documents, then the passage's beginning, which is the question span."""
@@ -58,19 +73,6 @@ class NeutralTask:
     def is_settled(self, item: Item, answer: str) -> bool:
         """Return whether the answer is as long as the passage."""
         return len(answer) >= len(item.gold_text)
-
-    def _item(self, index: int, record: QaRecord, position: str) -> Item:
-        beginning, rest = split_passage(record.gold.text)
-        return Item(
-            item_id=f"neutral/{len(record.distractors)}/{record.row}",
-            index=index,
-            question=beginning,
-            blocks=tuple(Block(f"d{i}", passage_text(p)) for i, p in enumerate(record.distractors)),
-            answers=(rest,),
-            gold_text=rest,
-            position=position,
-            metadata={"n_documents": len(record.distractors)},
-        )
 
 
 def split_passage(text: str) -> tuple[str, str]:

@@ -105,7 +105,29 @@ class QaTask:
 
     def items(self, position: str) -> Sequence[Item]:
         """Return every item with its gold passage at `position`; the other passages keep their order."""
-        return tuple(self._item(index, record, position) for index, record in enumerate(self.records))
+        items: list[Item] = []
+        for index, record in enumerate(self.records):
+            gold = Block(GOLD_BLOCK, passage_text(record.gold), is_gold=True)
+            others = [Block(f"d{i}", passage_text(passage)) for i, passage in enumerate(record.distractors)]
+            if position == QaSetting.CLOSED_BOOK:
+                blocks: tuple[Block, ...] = ()
+            elif position == QaSetting.ORACLE:
+                blocks = (gold,)
+            else:
+                blocks = place_gold(gold, others, position)
+            items.append(
+                Item(
+                    item_id=f"{self.source}/{self.n_documents}/{record.row}",
+                    index=index,
+                    question=record.question,
+                    blocks=blocks,
+                    answers=record.answers,
+                    gold_text=f" {record.answers[0]}",
+                    position=position,
+                    metadata={"source": self.source, "n_documents": len(blocks)},
+                )
+            )
+        return tuple(items)
 
     def render(self, item: Item, layout: Layout) -> RenderedPrompt:
         """Return the raw prompt that ends with `Answer:`; an item without blocks is asked closed-book."""
@@ -127,26 +149,6 @@ class QaTask:
     def is_settled(self, item: Item, answer: str) -> bool:
         """Return whether the line that counts is over."""
         return "\n" in (answer.lstrip() if self.strip_first else answer)
-
-    def _item(self, index: int, record: QaRecord, position: str) -> Item:
-        gold = Block(GOLD_BLOCK, passage_text(record.gold), is_gold=True)
-        others = [Block(f"d{i}", passage_text(passage)) for i, passage in enumerate(record.distractors)]
-        if position == QaSetting.CLOSED_BOOK:
-            blocks: tuple[Block, ...] = ()
-        elif position == QaSetting.ORACLE:
-            blocks = (gold,)
-        else:
-            blocks = place_gold(gold, others, position)
-        return Item(
-            item_id=f"{self.source}/{self.n_documents}/{record.row}",
-            index=index,
-            question=record.question,
-            blocks=blocks,
-            answers=record.answers,
-            gold_text=f" {record.answers[0]}",
-            position=position,
-            metadata={"source": self.source, "n_documents": len(blocks)},
-        )
 
 
 def qa_from_file(
@@ -246,12 +248,8 @@ def _free_passages(
         passage = golds[place]
         if passage.text == record.gold.text:
             continue
-        if not any(_holds(texts[passage], answer) for answer in answers if answer):
+        # An answer of one letter must be a word of its own to count.
+        text = texts[passage]
+        places = [text.split() if len(answer) == 1 and answer.isalpha() else text for answer in answers]
+        if not any(answer in place for answer, place in zip(answers, places, strict=True) if answer):
             yield passage
-
-
-def _holds(text: str, answer: str) -> bool:
-    """Return whether the answer stands in the text, both normalized."""
-    if len(answer) == 1 and answer.isalpha():
-        return answer in text.split()
-    return answer in text
