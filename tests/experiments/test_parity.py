@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from salience_experiments.data import data_file, file_sha256, find_data_file, read_json_lines
-from salience_experiments.data_catalogue import KNOWN_FILES
+from salience_experiments.data import KNOWN_FILES, data_file, file_sha256, find_data_file, read_json_lines
 from salience_experiments.errors import DataFileChanged, DataFileMissing, DataFormatError, ParityError
 from salience_experiments.tasks import ParityCell, mismatches, parity_scores
 from salience_experiments.tasks.parity import (

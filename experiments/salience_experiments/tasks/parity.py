@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from salience_experiments.data import data_file, read_json_lines
-from salience_experiments.data_catalogue import (
+from salience_experiments.data import (
     BABILONG_LENGTHS,
     BABILONG_MODELS,
     BABILONG_TASKS,
     INFINITEBENCH_MODELS,
     INFINITEBENCH_TASKS,
     babilong_name,
+    data_file,
     infinitebench_name,
+    read_json_lines,
 )
 from salience_experiments.errors import ParityError
 
