@@ -41,7 +41,7 @@ def describe_render(
         "template_fingerprint": rendered.header.fingerprint,
         "declared_types": {kind: types[kind] for kind in sorted(types)},
         "rendered": [
-            {"memory_id": span.memory_id, "weight": _round(rendered.weights.get(span.memory_id))}
+            {"memory_id": span.name, "weight": _round(rendered.weights.get(span.name))}
             for span in rendered.spans
         ],
         "rendered_tokens": rendered.tokens,

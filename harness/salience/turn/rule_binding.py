@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue, ValidationError
 
 from salience.context.escaping import DELIMITERS
-from salience.context.rendering import RenderedContext
 from salience.errors import describe_validation
 from salience_memory import Memory
 from salience_memory.records import StoredMemory
@@ -30,13 +29,11 @@ def check_rule(rule: Mapping[str, JsonValue]) -> None:
     _validate({"rule_id": "rule", **rule})
 
 
-def bind_rules(
-    lm: LanguageModel, memories: Sequence[Memory], *, context: RenderedContext | None = None
-) -> TokenConstraint | None:
+def bind_rules(lm: LanguageModel, memories: Sequence[Memory], *, written: str = "") -> TokenConstraint | None:
     """The rules of all `memories` as one constraint, each named by its memory's id; None without any.
 
-    The delimiters and weights that stand in `context` are for the protocol and may not come back in an
-    answer.
+    The delimiters and weights that stand in `written`, what the harness itself put into the prompt, are for
+    the protocol and may not come back in an answer.
 
     Key, trust and age are the memory's too, whatever the rule's data says of them; the answer is withheld
     until checked where either the memory or its rule asks for it.
@@ -60,10 +57,10 @@ def bind_rules(
         if isinstance(memory, StoredMemory):
             fields["declared_at"] = memory.updated_ns
         rules.append(_validate(fields, f"rule of memory {memory.memory_id!r}: "))
-    if context is not None and lm.info.eos_token_ids:
+    if lm.info.eos_token_ids:
         # Only marks that this prompt holds: elsewhere `[session_state]` is somebody's code.
-        marks = [mark for name in DELIMITERS for mark in (f"[{name}", f"[/{name}") if mark in context.text]
-        marks += ["(weight:"] if "(weight:" in context.text else []
+        marks = [mark for name in DELIMITERS for mark in (f"[{name}", f"[/{name}") if mark in written]
+        marks += ["(weight:"] if "(weight:" in written else []
         if marks:
             rules.append(Rule(rule_id=PROTOCOL_RULE_ID, forbid_phrases=tuple(marks)))
     return compile_rules(rules, lm.vocabulary) if rules else None

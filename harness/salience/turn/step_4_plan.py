@@ -23,5 +23,7 @@ def plan(turn: Turn, parts: Parts) -> None:
         parts.lm.info.n_layers,
         turn.question.start,
     )
-    constraint = bind_rules(parts.lm, turn.gathered.binding(turn.now_ns), context=turn.rendered.context)
+    # A rendering without a context wrote no marks of the protocol, so its text is somebody's own.
+    written = "" if turn.rendered.context is None else turn.rendered.messages[0].content
+    constraint = bind_rules(parts.lm, turn.gathered.binding(turn.now_ns), written=written)
     turn.request = Request(turn.prompt.token_ids, asked, constraint)
