@@ -131,6 +131,15 @@ def load_model(
             f"{folder.name} must hold every parameter of its architecture, got {len(missing)} missing, "
             f"first {missing[0]}"
         )
+    # Nor does it do more where the configuration leaves out layers or biases that the file has. Towers of
+    # other senses are left out on purpose: only the text decoder is loaded.
+    towers = ("vision", "visual", "image", "audio", "speech")
+    left_out = [n for n in sorted(report["unexpected_keys"]) if not any(tower in n for tower in towers)]
+    if left_out:
+        raise WeightsUnreadable(
+            f"{folder.name} must hold only parameters that its config.json has a place for, "
+            f"got {len(left_out)} that would be left out, first {left_out[0]}"
+        )
     if mismatched := sorted(report["mismatched_keys"]):
         parameter, found, expected = mismatched[0]
         raise WeightsUnreadable(

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from salience_models.errors import WeightsUnreadable
+from salience_models.weights import gguf_cache, gguf_file
 from salience_models.weights.gguf_cache import convert_gguf
 from salience_models.weights.gguf_file import read_gguf
 from salience_models.weights.loader import load_model
@@ -393,7 +394,11 @@ def test_output_that_is_not_the_embedding_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
-def test_quantised_tensors_are_unpacked_bit_for_bit_and_named(kind: str, tmp_path: Path) -> None:
+def test_quantised_tensors_are_unpacked_bit_for_bit_and_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_cache, "_JOB_VALUES", 1024)  # several jobs for the embedding, of several steps
+    monkeypatch.setattr(gguf_file, "_UNPACKED_AT_ONCE", 256)
     model = build("llama", {})
     path = tmp_path / "tiny.gguf"
     quantised = gguf.GGMLQuantizationType[kind]

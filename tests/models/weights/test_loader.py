@@ -155,6 +155,32 @@ def test_missing_parameter_is_never_filled_with_noise(llama_folder: Path) -> Non
         load_model(llama_folder, device="cpu")
 
 
+def test_layers_that_the_config_leaves_out_are_refused(llama_folder: Path) -> None:
+    edit_config(llama_folder, num_hidden_layers=1)
+    with pytest.raises(WeightsUnreadable, match=r"9 that would be left out, first model\.layers\.1\."):
+        load_model(llama_folder, device="cpu")
+
+
+def test_bias_that_the_config_leaves_out_is_refused(llama_folder: Path) -> None:
+    file = llama_folder / "model.safetensors"
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}
+    save_file(load_file(file) | bias, file, metadata={"format": "pt"})
+    with pytest.raises(
+        WeightsUnreadable, match=r"1 that would be left out, first model\.layers\.0\.self_attn"
+    ):
+        load_model(llama_folder, device="cpu")
+
+
+def test_tower_of_another_sense_and_old_rotary_buffers_are_left_out(llama_folder: Path) -> None:
+    file = llama_folder / "model.safetensors"
+    others = {
+        "vision_tower.layers.0.weight": torch.ones(4),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+    }
+    save_file(load_file(file) | others, file, metadata={"format": "pt"})
+    assert load_model(llama_folder, device="cpu").info.n_layers == 2
+
+
 def test_parameter_of_another_shape_is_refused(llama_folder: Path) -> None:
     edit_config(llama_folder, vocab_size=300)
     with pytest.raises(WeightsUnreadable, match=r"shape.*\.weight \[256, 64\] instead of \[300, 64\]"):
