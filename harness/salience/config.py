@@ -5,7 +5,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Settings", "default_memory_db", "load_settings"]
+__all__ = ["DEFAULT_MODEL", "DEFAULT_TEMPLATE", "Settings", "default_memory_db", "load_settings"]
+
+DEFAULT_MODEL = "bundled:qwen2.5-coder-0.5b-instruct"
+DEFAULT_TEMPLATE = "personal_assistant"
 
 
 class Settings(BaseModel):

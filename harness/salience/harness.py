@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
-from salience.config import load_settings
+from salience.config import DEFAULT_MODEL, DEFAULT_TEMPLATE, load_settings
 from salience.context.template import ContextTemplate, load_template
 from salience.judge import model_judge
 from salience.memory_access import DEFAULT_EMBEDDER, MemoryAccess
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from salience_memory.vectors import Embed
 
 __all__ = ["DEFAULT_MODEL", "DEFAULT_TEMPLATE", "Harness"]
-
-DEFAULT_MODEL = "bundled:qwen2.5-coder-0.5b-instruct"
-DEFAULT_TEMPLATE = "personal_assistant"
 
 
 class Harness:

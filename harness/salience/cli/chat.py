@@ -1,48 +1,50 @@
-"""`salience chat`: ask once, or talk; with memories of the command line, of a file, or of a store."""
+"""`salience chat`: ask once, or talk, with memories that are recalled, given, or both."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
 from pathlib import Path
-from typing import Annotated
-from uuid import uuid4
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from salience.cli.memory_options import (
-    DEFAULT_EMBEDDER,
-    EmbedderOption,
-    NoEmbedOption,
-    open_recall,
-    open_store,
-    shorten,
-)
 from salience.cli.options import (
-    DEFAULT_MODEL,
     DeviceOption,
     DtypeOption,
-    MemoryFileOption,
+    EmbedderOption,
+    GivenFileOption,
+    GivenOption,
+    JsonOption,
     MemoryOption,
-    MethodOption,
     ModelOption,
+    NoEmbedOption,
+    NoMemoryOption,
     PhaseOption,
     RevisionOption,
+    SteeringOption,
     StrengthOption,
+    UserOption,
     load_harness,
-    read_memories,
+    read_given,
     steering_from,
 )
-from salience.context.template import load_template
-from salience.conversation import ChatAnswer, Conversation
-from salience.errors import ContextError
-from salience.harness import Harness
-from salience.judge import model_judge
-from salience_memory import Memory, Viewer, maintain, system_clock
-from salience_memory.registrar.registrar import Registrar
-from salience_memory.registrar.registrar_queue import RegistrarQueue
-from salience_models import PromptTooLong, Receipt, Sampling
+from salience.cli.terminal import Terminal, print_json, shorten, table_of
+from salience.config import DEFAULT_MODEL, DEFAULT_TEMPLATE
+from salience.memory_access import DEFAULT_EMBEDDER, memory_path
+
+if TYPE_CHECKING:
+    from salience.session import Session
+    from salience.turn import Answer
+    from salience_memory import Memory, MemoryStore
+    from salience_models import Sampling
 
 __all__ = ["add_commands"]
+
+SLASH_COMMANDS = {
+    "/help": "what there is to type",
+    "/memory": "what is remembered for you, with ids",
+    "/why": "what the last answer rests on: which memories it was shown, and where its attention went",
+    "/forget": "ID: forget a memory for good",
+    "/exit": "leave, as Ctrl-D does",
+}
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -55,26 +57,25 @@ def chat(
     model: ModelOption = DEFAULT_MODEL,
     revision: RevisionOption = None,
     memory: MemoryOption = None,
-    memories: MemoryFileOption = None,
-    memory_db: Annotated[
-        Path | None, typer.Option(help="A store's file: recall from it, and remember what is said.")
-    ] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Whose memories.")] = None,
+    no_memory: NoMemoryOption = False,
+    user: UserOption = None,
     session: Annotated[
         str | None,
         typer.Option(
             "--session", "-s", help="Session to go on with; default, a new one that ends with the talk."
         ),
     ] = None,
+    given: GivenOption = None,
+    given_file: GivenFileOption = None,
     template: Annotated[
-        str, typer.Option(help="A shipped template or a .json file, with --memory-db.")
-    ] = "personal_assistant",
+        str, typer.Option(help="A shipped template's name, or a .json file.")
+    ] = DEFAULT_TEMPLATE,
     judge: Annotated[
         bool, typer.Option("--judge", help="Let the model say what is worth remembering where no rule does.")
     ] = False,
     embedder: EmbedderOption = DEFAULT_EMBEDDER,
     no_embed: NoEmbedOption = False,
-    method: MethodOption = None,
+    steering: SteeringOption = None,
     strength: StrengthOption = None,
     phase: PhaseOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
@@ -82,110 +83,177 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same answer.")] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show attention though stderr is no terminal.")
+    ] = False,
 ) -> None:
-    """Answer with memories that draw attention by their weights.
+    """Answer with memories that draw attention by their weights, and remember what is said.
 
-    With --memory-db it is a conversation that remembers; without, each question stands alone.
+    What is said belongs to --user and stays; without --user it is gone when the talk ends. Standard output gets
+    the answers alone.
     """
-    console = Console(highlight=False)
-    declared = read_memories(memory, memories)
+    memories = read_given(given, given_file)
+    if no_memory and (user or session or judge or memory):
+        raise ValueError("--no-memory must stand without --memory, --user, --session and --judge")
+    from salience_models import Sampling
+
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    if memory_db is None and (user or session or judge):
-        raise ValueError("--memory-db must be given with --user, --session and --judge, got none")
-    chosen = load_template(template)
-    harness = load_harness(console, model, revision, device, dtype, steering_from(method, strength, phase))
-    with ExitStack() as stack:
-        if memory_db is None:
-            answer = _answerer(console, harness, declared, sampling)
-        else:
-            session_id = session or uuid4().hex
-            viewer = Viewer(user_id=user, session_id=session_id)
-            store = stack.enter_context(open_store(memory_db, create=True))
-            maintain(store, system_clock())
-            recall = stack.enter_context(open_recall(store, None if no_embed else embedder))
-            if session is None:  # nobody can come back to it; ended once the registrar below has drained
-                stack.callback(store.end_session, session_id, user_id=user)
-            noticing = Registrar(store, judge=model_judge(harness.lm) if judge else None)
-            registrar = stack.enter_context(RegistrarQueue(noticing, store))
-            registrar.replay()  # what a crash left acknowledged and unsettled
-            conversation = harness.conversation(
-                viewer=viewer, template=chosen, store=store, recall=recall, registrar=registrar
-            )
-
-            def converse(message: str) -> None:
-                recall.sync()
-                _converse(console, conversation, message, declared, sampling)
-
-            answer = converse
-
+    with load_harness(
+        model,
+        memory=None if no_memory else memory_path(memory),
+        embedder=None if no_embed else embedder,
+        judge=judge,
+        steering=steering_from(steering, strength, phase),
+        template=template,
+        revision=revision,
+        device=device,
+        dtype=dtype,
+    ) as harness:
+        store = None if harness.memory is None else harness.memory.store
+        talk = _Talk(harness.session(user, session), store, memories, sampling, as_json, verbose)
         if question is not None:
-            answer(question)
+            talk.answer(question)
         else:
-            _talk(console, answer)
+            talk.go_on()
 
 
-def _talk(console: Console, answer: Callable[[str], None]) -> None:
-    """Questions until an empty line; one that cannot be answered is said so, and the next may be asked."""
-    console.print("Ask away; an empty line or Ctrl-D leaves.", style="dim")
-    while True:
-        try:
-            asked = console.input("[bold]> [/bold]")
-        except EOFError:
-            return
-        if not asked.strip():
-            return
-        try:
-            answer(asked)
-        except (PromptTooLong, ContextError) as error:
-            console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+class _Talk:
+    """Messages and what is typed between them. Answers go to standard output, all else to standard error."""
+
+    def __init__(
+        self,
+        session: "Session",
+        store: "MemoryStore | None",
+        given: "list[Memory]",
+        sampling: "Sampling",
+        as_json: bool,
+        is_verbose: bool,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._given = given
+        self._sampling = sampling
+        self._as_json = as_json
+        self._out, self._err = Terminal(), Terminal(stderr=True)
+        self._is_verbose = is_verbose or sys.stderr.isatty()
+        self._last: Answer | None = None
+
+    def answer(self, message: str) -> None:
+        """Print the answer as it comes, or as JSON once it has; then what there is to say about it."""
+        events = self._session.stream(message, self._given, sampling=self._sampling)
+        with self._err.status("thinking"):
+            event = next(events)  # recall, and the prompt's pass through the model
+        while event.answer is None:
+            if not self._as_json:
+                self._out.say(event.text, end="")
+            event = next(events)
+        answer = self._last = event.answer
+        if self._as_json:
+            print_json(answer.to_dict(), is_line=True)
+        else:
+            self._out.say("")
+        if answer.disclaimer is not None:
+            self._err.say(answer.disclaimer, "italic")
+        if (cut := describe_cut(answer)) is not None:
+            self._err.say(f"  {cut}", "yellow")
+        if self._is_verbose:
+            for line in describe_attention(answer):
+                self._err.say(f"  {line}", "dim")
+        for outcome in () if answer.noted is None else answer.noted.result():
+            if outcome.question is not None:
+                self._err.say(f"  {outcome.question}", "yellow")
+            elif outcome.memory is not None and self._is_verbose:
+                self._err.say(f"  {outcome.kind.value}: {shorten(outcome.memory.content)}", "green")
+
+    def go_on(self) -> None:
+        """Messages until `/exit` or the end of input; one that can't be answered doesn't end the talk."""
+        from salience.errors import HarnessError
+        from salience_memory import MemoryRoomError
+        from salience_models import ModelsError
+
+        self._err.say("Ask away; /help lists what else can be typed, Ctrl-D leaves.", "dim")
+        while True:
+            try:
+                typed = self._err.input("[bold]> [/bold]").strip()
+            except EOFError:
+                return
+            if typed == "/exit":
+                return
+            try:
+                if typed.startswith("/"):
+                    self._obey(*typed.split(maxsplit=1))
+                elif typed:
+                    self.answer(typed)
+            except (HarnessError, MemoryRoomError, ModelsError, ValueError) as error:
+                self._err.say(f"error: {error}", "red")
+
+    def _obey(self, command: str, argument: str = "") -> None:
+        # With --json, standard output is one object an answer and nothing else.
+        out = self._err if self._as_json else self._out
+        if command == "/memory":
+            if self._store is None:
+                out.say("nothing is remembered: this talk runs with --no-memory")
+            elif found := self._store.list(self._session.viewer, limit=1000):
+                out.print(table_of(found))
+            else:
+                out.say("nothing is remembered yet")
+        elif command == "/why":
+            for line in ["nothing was answered yet"] if self._last is None else describe_why(self._last):
+                out.say(line)
+        elif command == "/forget":
+            if not argument:
+                raise ValueError("/forget must be followed by a memory's id, as /memory shows it")
+            self._session.forget(argument)
+            out.say(f"forgot {argument}")
+        else:
+            if command != "/help":
+                out.say(f"there is no command {command}; there are:")
+            for name, told in SLASH_COMMANDS.items():
+                out.say(f"  {name:9}{told}")
 
 
-def _answerer(
-    console: Console, harness: Harness, memories: list[Memory], sampling: Sampling
-) -> Callable[[str], None]:
-    def answer(question: str) -> None:
-        receipt = None
-        for event in harness.stream(question, memories, sampling=sampling):
-            console.print(event.text, end="", markup=False, soft_wrap=True)
-            receipt = event.receipt or receipt
-        console.print()
-        assert receipt is not None
-        _show_attention(console, receipt, memories)
-
-    return answer
+def describe_attention(answer: "Answer") -> list[str]:
+    """A line for each memory that was shown: the share of attention it got; then what ran."""
+    receipt = answer.receipt
+    after, before = receipt.shares(), receipt.unbiased_shares()
+    lines = [
+        f"{after[name]:6.1%} of attention (unbiased {before[name]:.1%})  {shorten(found.memory.content)}"
+        for found in answer.shown
+        if (name := found.memory.memory_id) in after
+    ]
+    return [*lines, f"{receipt.method}, {len(receipt.layers)} layers, {', '.join(receipt.impls)}"]
 
 
-def _converse(
-    console: Console, conversation: Conversation, message: str, memories: list[Memory], sampling: Sampling
-) -> None:
-    answer: ChatAnswer | None = None
-    for event in conversation.stream(message, memories=memories, sampling=sampling):
-        console.print(event.text, end="", markup=False, soft_wrap=True)
-        answer = event.answer
-    console.print()
-    assert answer is not None
-    if answer.disclaimer is not None:
-        console.print(answer.disclaimer, style="italic", markup=False)
-    rendered = set(answer.receipt.blocks)
-    _show_attention(console, answer.receipt, [m for m in answer.memories if m.memory_id in rendered])
-    for cut in answer.rendered.truncations:
-        console.print(f"  {cut}", style="dim", markup=False)
-    for outcome in answer.outcomes.result() if answer.outcomes is not None else ():
-        if outcome.question is not None:
-            console.print(f"  {outcome.question}", style="yellow", markup=False)
-        elif outcome.memory is not None:
-            told = shorten(outcome.memory.content)
-            console.print(f"  {outcome.kind.value}: {told}", style="green", markup=False)
+def describe_cut(answer: "Answer") -> str | None:
+    """What rules did to an answer that they ended or replaced, in words; None where they let it end."""
+    if answer.finish_reason != "content_filter":
+        return None
+    generation = answer.turn.generation
+    rules = ", ".join(generation.rule_ids)
+    if any(event.kind == "content_filter" for event in generation.constraint_events):
+        return f"the answer ends here because of {rules}: nothing that could follow is allowed"
+    return f"the answer broke {rules} and was held back"
 
 
-def _show_attention(console: Console, receipt: Receipt, memories: list[Memory]) -> None:
-    before, after = receipt.unbiased_shares(), receipt.shares()
-    for shown in memories:
-        name = shown.memory_id
-        line = f"  {after[name]:6.1%} of attention (unbiased {before[name]:.1%})  {shorten(shown.content)}"
-        console.print(line, style="dim", markup=False)
-    console.print(
-        f"  {receipt.method}, {len(receipt.layers)} layers, {', '.join(receipt.impls)}",
-        style="dim",
-        markup=False,
-    )
+def describe_why(answer: "Answer") -> list[str]:
+    """What an answer rests on: each memory shown with its figures, each one left out with the reason."""
+    facts: list[dict[str, Any]] = answer.to_dict()["memories"]
+    shown = [fact for fact in facts if fact["is_shown"]]
+    lines = [f"shown to the model ({len(shown)}):" if shown else "no memory was shown to the model"]
+    for fact in shown:
+        lines.append(f"  {fact['memory_id']}  {shorten(fact['content'])}")
+        bears = f"it bears on the message with probability {fact['probability']:.2f}"
+        came = {"given": "given by hand", "standing": "always shown"}.get(fact["origin"], f"recalled: {bears}")
+        lines.append(f"    {came}{'; another memory says otherwise' if fact['has_conflict'] else ''}")
+        unit = " nats" if answer.receipt.method == "logit_bias" else ""
+        asked = f"{fact['asked']:+.2f}{unit}" if unit else f"{fact['asked'] or 0.0:.1%}"
+        attention = f"{fact['share'] or 0.0:.1%} of attention ({fact['unbiased_share'] or 0.0:.1%} unbiased)"
+        lines.append(f"    weight {fact['weight']:.2f} asked for {asked}, got {attention}")
+    if left_out := [str(event) for event in answer.truncations]:
+        lines += ["left out:", *(f"  {line}" for line in left_out)]
+    cut = describe_cut(answer)
+    masked = sum(event.count for event in answer.turn.generation.constraint_events if event.kind == "masked")
+    if cut is None and masked:
+        cut = f"rules forbade the model's first choice at {masked} of its tokens"
+    return [*lines, cut or "no rule changed the answer"]

@@ -11,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from salience.cli.memory_options import JsonOption, print_json
-from salience.cli.options import DEFAULT_MODEL, DeviceOption, DtypeOption, ModelOption, RevisionOption
-from salience.config import load_settings
+from salience.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, RevisionOption
+from salience.cli.terminal import print_json
+from salience.config import DEFAULT_MODEL, load_settings
 from salience.constraint_trace import MaskedStep, trace_masked
 from salience.harness import Harness
 from salience.rule_check import RulesReport, check_rules

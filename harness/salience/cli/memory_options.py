@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from salience.config import default_memory_db, load_settings
+from salience.config import load_settings
 from salience.errors import MemoryFileInvalid
-from salience_memory import Memory, MemoryStore, Scope, StoredMemory, StoreUnavailable, Viewer, from_ns
+from salience.memory_access import DEFAULT_EMBEDDER, index_folder, open_store
+from salience_memory import Memory, MemoryStore, Scope, StoredMemory, Viewer, from_ns
 
 if TYPE_CHECKING:
     from salience_memory.memory_recall import MemoryRecall
@@ -48,8 +49,6 @@ __all__ = [
 DEFAULT_WEIGHT = 0.9
 """Of what is declared on the command line, as for `chat --memory`."""
 
-DEFAULT_EMBEDDER = "bundled:all-minilm-l6-v2"
-
 DbOption = Annotated[
     Path | None,
     typer.Option("--db", help="The store's file [SALIENCE_MEMORY]; default in the user's data folder."),
@@ -75,26 +74,6 @@ def scope_of(user: str | None, session: str | None) -> Scope:
     return Scope.SESSION if session else Scope.USER if user else Scope.GLOBAL
 
 
-def open_store(db: Path | None, *, create: bool = False) -> MemoryStore:
-    """The store of `--db`, of the environment, or the user's own.
-
-    Raises:
-        StoreUnavailable: There is no such file, and it is not to be created.
-    """
-    path = db or load_settings().memory_db or default_memory_db()
-    if not create and not path.exists():
-        raise StoreUnavailable(
-            f"there is no memory store at {path}: 'salience memory add' or 'ingest' makes one"
-        )
-    return MemoryStore(path, check_rule=_check_rule)
-
-
-def _check_rule(rule: dict[str, Any]) -> None:
-    from salience.rule_binding import check_rule  # brings in torch, so only where there is a rule
-
-    check_rule(rule)
-
-
 def open_recall(store: MemoryStore, embedder: str | None) -> "MemoryRecall":
     """Recall over the store, its indexes beside the file; without an embedder by words alone."""
     from salience_memory.memory_recall import MemoryRecall
@@ -116,11 +95,6 @@ def open_recall(store: MemoryStore, embedder: str | None) -> "MemoryRecall":
 
     with Console(stderr=True).status(f"loading {embedder}"), quiet_transformers():
         return MemoryRecall(store, embed=model, fingerprint=model.fingerprint, folder=folder)
-
-
-def index_folder(store: MemoryStore) -> Path:
-    """Where a store's indexes lie: beside its file."""
-    return store.path.with_name(f"{store.path.name}.index")
 
 
 def open_indexes(store: MemoryStore) -> "MemoryRecall":

@@ -1,34 +1,44 @@
-"""Options that several commands share, and what they turn into."""
+"""Options that several commands share, and what they turn into. Nothing here imports torch."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
 
-from salience.cli.memory_options import DEFAULT_WEIGHT
+from salience.cli.terminal import Terminal, shorten
 from salience.errors import MemoryFileInvalid, describe_validation
-from salience.harness import Harness
-from salience_memory import Memory
-from salience_models import Phase, Steering, SteeringMethod
+from salience_memory import Memory, Scope
+from salience_models.steering.bias_plan import Phase, SteeringMethod
+
+if TYPE_CHECKING:
+    from salience.harness import Harness
+    from salience_models import Steering
 
 __all__ = [
     "DeviceOption",
     "DtypeOption",
-    "MemoryFileOption",
+    "EmbedderOption",
+    "GivenFileOption",
+    "GivenOption",
+    "JsonOption",
     "MemoryOption",
-    "MethodOption",
     "ModelOption",
+    "NoEmbedOption",
+    "NoMemoryOption",
     "PhaseOption",
     "RevisionOption",
+    "SessionOption",
+    "SteeringOption",
     "StrengthOption",
+    "UserOption",
     "load_harness",
-    "read_memories",
+    "read_given",
+    "read_json",
+    "scope_of",
     "steering_from",
 ]
-
-DEFAULT_MODEL = "bundled:smollm2-135m-instruct"
 
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="bundled:NAME, hub id, folder or .gguf file.")
@@ -36,48 +46,78 @@ ModelOption = Annotated[
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+
 MemoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--memory",
+        "-M",
+        help="The file of memories [SALIENCE_MEMORY]; default: memory.db in the user's data folder.",
+        show_default=False,
+    ),
+]
+NoMemoryOption = Annotated[
+    bool, typer.Option("--no-memory", help="Recall nothing and remember nothing: only what --given says.")
+]
+UserOption = Annotated[
+    str | None, typer.Option("--user", "-u", help="Whose memories; without it, none that are a user's.")
+]
+SessionOption = Annotated[
+    str | None, typer.Option("--session", "-s", help="Which session's; without it, none that are one's.")
+]
+GivenOption = Annotated[
     list[str] | None,
-    typer.Option("--memory", "-M", help='A memory as "text" or "text::weight" (0.5 to 0.99).'),
+    typer.Option(
+        "--given", "-g", help='A memory for this message alone: "text" or "text::weight"; repeatable.'
+    ),
 ]
-MemoryFileOption = Annotated[
-    Path | None, typer.Option("--memories", help="A JSON file: a list of memories with their fields.")
+GivenFileOption = Annotated[
+    Path | None, typer.Option("--given-file", help="Such memories as a JSON list, with all their fields.")
 ]
-MethodOption = Annotated[SteeringMethod | None, typer.Option(help="How weights steer; default as measured.")]
+EmbedderOption = Annotated[str, typer.Option(help="bundled:NAME, folder or hub id of a sentence embedder.")]
+NoEmbedOption = Annotated[bool, typer.Option("--no-embed", help="By words alone, without a model.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+SteeringOption = Annotated[
+    SteeringMethod | None,
+    typer.Option("--steering", help="How weights steer, or none; default as measured.", show_default=False),
+]
 PhaseOption = Annotated[Phase | None, typer.Option(help="Which rows are steered; default as measured.")]
 StrengthOption = Annotated[
     float | None, typer.Option(help="Log-odds multiplier of logit_bias, or the top share of a share method.")
 ]
 
 
-def read_memories(texts: list[str] | None, file: Path | None) -> list[Memory]:
+def scope_of(user: str | None, session: str | None) -> Scope:
+    """The narrowest scope that the options name."""
+    return Scope.SESSION if session else Scope.USER if user else Scope.GLOBAL
+
+
+def read_given(texts: list[str] | None, file: Path | None) -> list[Memory]:
     """Memories of the command line, then those of the file.
 
     Raises:
         ValueError: A declaration on the command line is refused.
         MemoryFileInvalid: The file is missing, not JSON, or one of its memories is refused.
     """
-    return [_memory(text) for text in texts or []] + ([] if file is None else _memories_of(file))
-
-
-def _memory(text: str) -> Memory:
-    content, separator, weight = text.rpartition("::")
-    if not separator:
-        return Memory(content=text, semantic_weight=DEFAULT_WEIGHT)
+    given = []
+    for text in texts or ():
+        content, separator, weight = text.rpartition("::")
+        if not separator:
+            given.append(Memory(content=text))
+            continue
+        try:
+            number = float(weight)
+        except ValueError as error:
+            raise ValueError(
+                f'--given must be "text" or "text::weight" (where the text has "::", the weight must follow), '
+                f"got weight {weight!r}"
+            ) from error
+        given.append(Memory(content=content, semantic_weight=number))
+    if file is None:
+        return given
     try:
-        return Memory(content=content, semantic_weight=float(weight))
-    except ValidationError:
-        raise
-    except ValueError as error:
-        raise ValueError(
-            f'--memory must be "text" or "text::weight" (where the text has "::", the weight must follow), '
-            f"got weight {weight!r}"
-        ) from error
-
-
-def _memories_of(file: Path) -> list[Memory]:
-    try:
-        return TypeAdapter(list[Memory]).validate_json(file.read_bytes())
+        return given + TypeAdapter(list[Memory]).validate_json(file.read_bytes())
     except FileNotFoundError as error:
         raise MemoryFileInvalid(f"memory file {file} does not exist") from error
     except OSError as error:
@@ -88,8 +128,10 @@ def _memories_of(file: Path) -> list[Memory]:
 
 def steering_from(
     method: SteeringMethod | None, strength: float | None, phase: Phase | None = None
-) -> Steering:
+) -> "Steering":
     """The default steering with what the command line changed."""
+    from salience_models import Steering
+
     changed: dict[str, object] = {} if phase is None else {"phase": phase}
     if method is not None:
         changed["method"] = method
@@ -99,9 +141,27 @@ def steering_from(
     return Steering.model_validate(changed)
 
 
-def load_harness(
-    console: Console, model: str, revision: str | None, device: str, dtype: str, steering: Steering
-) -> Harness:
-    """Load with a spinner."""
-    with console.status(f"loading {model}"):
-        return Harness.load(model, revision=revision, device=device, dtype=dtype, steering=steering)
+def load_harness(model: str, **options: Any) -> "Harness":
+    """Load with a spinner on stderr; options as for `Harness.load`."""
+    with Terminal(stderr=True).status(f"loading {model}"):
+        from salience.harness import Harness  # seconds of imports
+
+        return Harness.load(model, **options)
+
+
+def read_json(text: str, option: str) -> Any:
+    """JSON given on the command line, or in a file whose path was given.
+
+    Raises:
+        ValueError: Neither.
+    """
+    file = Path(text).expanduser()
+    is_file = not text.lstrip().startswith(("{", "[", '"')) and len(text) < 4096 and file.is_file()
+    try:
+        return json.loads(file.read_text(encoding="utf-8") if is_file else text)
+    except UnicodeDecodeError as error:
+        raise MemoryFileInvalid(f"{option} file {file} must be UTF-8 text") from error
+    except ValueError as error:
+        raise ValueError(
+            f"{option} must be JSON or a file of JSON, got {shorten(text)!r}: {error}"
+        ) from error

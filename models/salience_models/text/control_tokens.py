@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from salience_models.errors import ModelsError
+from salience_models.text.token_spans import EncodedText
 
 __all__ = [
-    "EncodedText",
     "encode_as_text",
     "find_control_tokens",
     "pick_unused_characters",
@@ -29,15 +29,6 @@ __all__ = [
 ]
 
 _MARKUP = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class EncodedText:
-    """Token ids with, for each token, its characters `[start, end)` and whether it is a control token."""
-
-    ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]
-    is_control: tuple[bool, ...]
 
 
 @dataclass(frozen=True)

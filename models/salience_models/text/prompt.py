@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from salience_models.text.chat_rendering import render_chat
-from salience_models.text.control_tokens import EncodedText, encode_as_text
+from salience_models.text.control_tokens import encode_as_text
 from salience_models.text.messages import Message, TextSpan, check_names, sort_spans
-from salience_models.text.token_spans import TokenSpan, locate_spans
+from salience_models.text.token_spans import EncodedText, TokenSpan, locate_spans
 
 __all__ = ["EncodedPrompt", "Message", "TextSpan", "TokenSpan", "encode_chat", "encode_text"]
 

@@ -1,5 +1,6 @@
 """Which tokens belong to which block, by the characters they hold."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -7,10 +8,18 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from salience_models.errors import BlockDropped
-from salience_models.text.control_tokens import EncodedText
 from salience_models.text.messages import TextSpan
 
-__all__ = ["TokenSpan", "locate_spans"]
+__all__ = ["EncodedText", "TokenSpan", "locate_spans"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedText:
+    """Token ids with, for each token, its characters `[start, end)` and whether it is a control token."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+    is_control: tuple[bool, ...]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

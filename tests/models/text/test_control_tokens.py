@@ -3,12 +3,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from salience_models.text.control_tokens import (
-    EncodedText,
     encode_as_text,
     find_control_tokens,
     pick_unused_characters,
     special_token_texts,
 )
+from salience_models.text.token_spans import EncodedText
 
 
 def build(**options: str) -> PreTrainedTokenizerBase:

@@ -2,9 +2,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from salience_models.errors import BlockDropped
-from salience_models.text.control_tokens import EncodedText
 from salience_models.text.messages import TextSpan
-from salience_models.text.token_spans import TokenSpan, locate_spans
+from salience_models.text.token_spans import EncodedText, TokenSpan, locate_spans
 
 
 def straddle(text: str, *bounds: tuple[int, int]) -> list[tuple[int, int]]:

@@ -1,0 +1,7 @@
+"""`python -m salience.cli`."""
+
+import sys
+
+from salience.cli import main
+
+sys.exit(main())
