@@ -175,7 +175,7 @@ class _Talk:
         self._err.say("Ask away; /help lists what else can be typed, Ctrl-D leaves.", "dim")
         while True:
             try:
-                typed = self._err.input("[bold]> [/bold]").strip()
+                typed = self._err.input("[bold]> [/bold]" if sys.stdin.isatty() else "").strip()
             except EOFError:
                 return
             if typed == "/exit":
@@ -253,7 +253,9 @@ def describe_why(answer: "Answer") -> list[str]:
     if left_out := [str(event) for event in answer.truncations]:
         lines += ["left out:", *(f"  {line}" for line in left_out)]
     cut = describe_cut(answer)
-    masked = sum(event.count for event in answer.turn.generation.constraint_events if event.kind == "masked")
-    if cut is None and masked:
-        cut = f"rules forbade the model's first choice at {masked} of its tokens"
-    return [*lines, cut or "no rule changed the answer"]
+    masked = [event for event in answer.turn.generation.constraint_events if event.kind == "masked"]
+    lines += [
+        f"the model's first choice was not allowed at {event.count} tokens ({', '.join(event.rule_ids)})"
+        for event in masked
+    ]
+    return [*lines, cut or "no rule cut the answer"]
