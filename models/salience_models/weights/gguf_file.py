@@ -315,6 +315,11 @@ def read_config(file: GgufFile) -> PretrainedConfig:
         values["attention_bias"] = "blk.0.attn_q.bias" in names
         values["mlp_bias"] = "blk.0.ffn_up.bias" in names
 
+    if file.metadata.get("tokenizer.ggml.add_eos_token"):
+        raise WeightsUnreadable(
+            f"tokenizer.ggml.add_eos_token of {file.path.name} must be false, got true: "
+            "a prompt that ends with the end of text cannot be continued"
+        )
     for key, value in left.items():
         if key not in _NEUTRAL or _NEUTRAL[key] != value:
             raise WeightsUnreadable(

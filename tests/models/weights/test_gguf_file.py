@@ -119,7 +119,7 @@ def write(
     if architecture.endswith("moe"):
         shape |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
     for key, value in (shape | (keys or {})).items():
-        name = key if key.startswith("general.") else f"{architecture}.{key}"
+        name = key if key.startswith(("general.", "tokenizer.")) else f"{architecture}.{key}"
         add = {
             bool: writer.add_bool,
             int: writer.add_uint32,
@@ -324,6 +324,7 @@ def convert(tmp_path: Path) -> Callable[..., Path]:
         ("attention.value_length", 16),
         ("attention.head_count_kv", [2, 1]),
         ("a_key_of_next_year", "on"),
+        ("tokenizer.ggml.add_eos_token", True),
     ],
 )
 def test_key_that_would_be_left_out_is_refused_by_name(
