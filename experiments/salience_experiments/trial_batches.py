@@ -106,7 +106,7 @@ def prepare_trial(
         item.question,
         load_template(DEFAULT_TEMPLATE),
         now_ns=NOW_NS,
-        request_id=f"{item.item_id} {item.position} {cell.label}",
+        request_id=hashlib.sha256(f"{item.item_id} {item.position} {cell.label}".encode()).hexdigest(),
         viewer=ASKING,
         sampling=Sampling(max_new_tokens=max(1, task.max_new_tokens)),
         steering=Steering.of("none"),
