@@ -20,7 +20,7 @@ class BanConstraint:
     Masks are found as answers reach their states and kept for all answers to come.
     """
 
-    def __init__(self, rules: Sequence[Rule], vocabulary: Vocabulary) -> None:
+    def __init__(self, rules: Sequence[Rule], vocabulary: Vocabulary, *, in_json: bool = False) -> None:
         ends = set(vocabulary.eos_token_ids)
         # An end token may have bytes of its own, which never become text.
         texts = [None if i in ends else data for i, data in enumerate(vocabulary.token_bytes)]
@@ -29,7 +29,9 @@ class BanConstraint:
             assert rule.forbid_phrases is not None
             readings.setdefault((rule.whole_word, rule.confusables), []).extend(rule.forbid_phrases)
         self._masks = [
-            BanMasks(BanAutomaton(phrases, whole_word=whole, confusables=confusables), texts)
+            BanMasks(
+                BanAutomaton(phrases, whole_word=whole, confusables=confusables, in_json=in_json), texts
+            )
             for (whole, confusables), phrases in readings.items()
         ]
         self.rule_ids = tuple(rule.rule_id for rule in rules)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from salience_models.constraints.lark_source import LarkSource
 from salience_models.constraints.patterns import ForbiddenPattern, compile_python
 from salience_models.constraints.rule import Rule, RuleKind
 
-__all__ = ["find_violations"]
+__all__ = ["find_violations", "find_violations_in_value"]
 
 _TAIL_CHARACTERS = 400
 
@@ -49,86 +49,68 @@ def find_violations(
             strings = []  # reported by the rule that asks for JSON
     found = []
     for rule in rules:
-        detail = _CHECKS[rule.kind](rule, text, strings, prompt_tail)
+        detail = _what_is_banned(rule, text, strings, prompt_tail) or _what_is_missing(rule, text)
         if detail:
             cut = rule.says_when_to_end and not is_complete
             found.append(Violation(rule.rule_id, rule.kind.value, detail, is_incomplete=cut))
     return tuple(found)
 
 
-def _phrases(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.forbid_phrases is not None
-    banned = partial(
-        contains_banned, phrases=rule.forbid_phrases, whole_word=rule.whole_word, confusables=rule.confusables
-    )
-    for part in (_unbanned_tail(prompt_tail, banned) + text, *strings):
-        phrases = banned(part)
-        if phrases:
-            return f"holds {phrases[0]!r}"
+def find_violations_in_value(value: Any, text: str, bans: Sequence[Rule]) -> tuple[Violation, ...]:
+    """The bans broken by every answer that holds this JSON value, written as `text`."""
+    strings = list(decoded_strings(value))
+    found = ((rule, _what_is_banned(rule, text, strings, "", is_whole=False)) for rule in bans)
+    return tuple(Violation(rule.rule_id, rule.kind.value, detail) for rule, detail in found if detail)
+
+
+def _what_is_banned(
+    rule: Rule, text: str, strings: Sequence[str], prompt_tail: str, *, is_whole: bool = True
+) -> str:
+    """What of a ban's the text or a decoded string holds, in words; empty for nothing and for other rules."""
+    if rule.forbid_phrases is not None:
+        banned = partial(
+            contains_banned,
+            phrases=rule.forbid_phrases,
+            whole_word=rule.whole_word,
+            confusables=rule.confusables,
+        )
+        tail = prompt_tail[-_TAIL_CHARACTERS:]
+        # A phrase within the prompt is not the answer's: only what follows the last one counts.
+        tail = next(tail[start:] for start in range(len(tail) + 1) if not banned(tail[start:]))
+        phrases = next(filter(None, map(banned, (tail + text, *strings))), ())
+        return f"holds {phrases[0]!r}" if phrases else ""
+    if rule.forbid_regex is not None:
+        pattern = ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
+        matches = (pattern.find(text, is_whole=is_whole), *(pattern.find(s, is_whole=False) for s in strings))
+        match = next(filter(None, matches), None)
+        return "" if match is None else f"holds {match.group()!r}, which matches {rule.forbid_regex!r}"
     return ""
 
 
-def _unbanned_tail(tail: str, banned: Callable[[str], tuple[str, ...]]) -> str:
-    """The longest end of the prompt that holds no phrase itself."""
-    tail = tail[-_TAIL_CHARACTERS:]
-    return next(tail[start:] for start in range(len(tail) + 1) if not banned(tail[start:]))
-
-
-def _forbidden_pattern(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.forbid_regex is not None
-    pattern = ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
-    for part in (text, *strings):
-        match = pattern.find(part, is_whole=part is text)
-        if match is not None:
-            return f"holds {match.group()!r}, which matches {rule.forbid_regex!r}"
+def _what_is_missing(rule: Rule, text: str) -> str:
+    """Why the text is not what a rule asks for; empty where it is, and for bans."""
+    if rule.allow_values is not None:
+        return "" if text in rule.allow_values else f"is none of the {len(rule.allow_values)} values"
+    if rule.regex is not None:
+        is_match = compile_python(rule.regex, "regex").fullmatch(text) is not None
+        return "" if is_match else f"does not match {rule.regex!r} as a whole"
+    if rule.json_schema is not None:
+        try:
+            value = _read_json(text)
+        except ValueError as error:
+            return f"is not JSON: {error}"
+        schema = with_explicit_patterns(rule.json_schema)
+        base = validator_for(schema, default=Draft202012Validator)
+        validator = extend(base, {"multipleOf": _multiple_of})(schema, format_checker=_FORMATS)
+        error = next(iter(validator.iter_errors(value)), None)
+        return "" if error is None else f"breaks the schema at {error.json_path}: {error.message}"
+    if rule.grammar is not None:
+        render = partial(schema_grammar, max_whitespace=rule.max_whitespace)
+        is_sentence = is_accepted(LarkSource.parse(rule.grammar, "grammar").grammar(render), text)
+        return "" if is_sentence else "is no sentence of the grammar"
+    if rule.check is not None:
+        return "" if re.search(rule.check, text) else f"holds no match of {rule.check!r}"
     return ""
-
-
-def _values(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.allow_values is not None
-    return "" if text in rule.allow_values else f"is none of the {len(rule.allow_values)} values"
-
-
-def _pattern(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.regex is not None
-    is_match = compile_python(rule.regex, "regex").fullmatch(text) is not None
-    return "" if is_match else f"does not match {rule.regex!r} as a whole"
-
-
-def _schema(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.json_schema is not None
-    try:
-        value = _read_json(text)
-    except ValueError as error:
-        return f"is not JSON: {error}"
-    schema = with_explicit_patterns(rule.json_schema)
-    base = validator_for(schema, default=Draft202012Validator)
-    validator = extend(base, {"multipleOf": _multiple_of})(schema, format_checker=_FORMATS)
-    error = next(iter(validator.iter_errors(value)), None)
-    return "" if error is None else f"breaks the schema at {error.json_path}: {error.message}"
-
-
-def _grammar(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.grammar is not None
-    render = partial(schema_grammar, max_whitespace=rule.max_whitespace)
-    is_sentence = is_accepted(LarkSource.parse(rule.grammar, "grammar").grammar(render), text)
-    return "" if is_sentence else "is no sentence of the grammar"
-
-
-def _check(rule: Rule, text: str, strings: Sequence[str], prompt_tail: str) -> str:
-    assert rule.check is not None
-    return "" if re.search(rule.check, text) else f"holds no match of {rule.check!r}"
-
-
-_CHECKS = {
-    RuleKind.FORBID_PHRASES: _phrases,
-    RuleKind.FORBID_REGEX: _forbidden_pattern,
-    RuleKind.ALLOW_VALUES: _values,
-    RuleKind.REGEX: _pattern,
-    RuleKind.JSON_SCHEMA: _schema,
-    RuleKind.GRAMMAR: _grammar,
-    RuleKind.CHECK: _check,
-}
 
 
 def _read_json(text: str) -> Any:

@@ -1,19 +1,20 @@
 """`TokenConstraint`: all rules of a request as one mask a step."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from salience_kernels import BannedIds, TokenMask, intersect_masks
 from salience_models.constraints.ban_constraint import BanConstraint, BanState
-from salience_models.constraints.bans import contains_banned, fold
-from salience_models.constraints.checker import find_violations
+from salience_models.constraints.checker import find_violations, find_violations_in_value
 from salience_models.constraints.engine import Matcher
 from salience_models.constraints.events import ConstraintEvent, EventKind, Violation
 from salience_models.constraints.grammar_constraint import GrammarConstraint, compile_grammars, json_escapes
+from salience_models.constraints.json_schema import spell_values
 from salience_models.constraints.rule import Rule, RuleKind
 from salience_models.constraints.vocabulary import Vocabulary
 from salience_models.errors import ConstraintContradiction
@@ -210,36 +211,69 @@ def winning_rules(rules: Sequence[Rule]) -> tuple[tuple[Rule, ...], tuple[Constr
 def _compile(rules_json: str, vocabulary: Vocabulary) -> TokenConstraint:
     rules, events = winning_rules([Rule.model_validate(data) for data in json.loads(rules_json)])
     phrase_rules = [rule for rule in rules if rule.kind is RuleKind.FORBID_PHRASES]
-    values, dropped = _values_left(rules)
-    grammars = compile_grammars(
-        rules,
-        values,
-        vocabulary,
-        escapes=json_escapes(rules, fold),
-        is_banned=_ban_test(phrase_rules),
-        ban_ids=tuple(rule.rule_id for rule in phrase_rules),
+    values, dropped = _values_left(rules, vocabulary)
+    in_json = values is None and any(
+        rule.kind is RuleKind.JSON_SCHEMA or (rule.grammar is not None and "%json" in rule.grammar)
+        for rule in rules
     )
-    bans = BanConstraint(phrase_rules, vocabulary) if phrase_rules else None
-    constraint = TokenConstraint(rules, vocabulary, (*events, *dropped), bans, grammars)
+    bans = BanConstraint(phrase_rules, vocabulary, in_json=in_json) if phrase_rules else None
+    schemas = _SchemaValues(rules, bans)
+    try:
+        grammars = compile_grammars(
+            rules,
+            values,
+            vocabulary,
+            escapes=schemas.escapes,
+            take=schemas.take,
+            ban_ids=tuple(rule.rule_id for rule in schemas.ban_rules),
+        )
+    except ConstraintContradiction as error:
+        if not schemas.dropped:
+            raise
+        (first, *_) = schemas.dropped.values()
+        raise ConstraintContradiction(f"{error} ({first.detail})", error.rule_ids) from error
+    events = (*events, *dropped, *schemas.dropped.values())
+    constraint = TokenConstraint(rules, vocabulary, events, bans, grammars)
     if constraint.start().is_dead:
         ids = constraint.masked_rule_ids
         raise ConstraintContradiction(f"rules {list(ids)} must leave an answer together, got none", ids)
     return constraint
 
 
-def _ban_test(rules: Sequence[Rule]) -> Callable[[str], bool]:
-    def is_banned(text: str) -> bool:
-        return any(
-            contains_banned(
-                text, rule.forbid_phrases or (), whole_word=rule.whole_word, confusables=rule.confusables
-            )
-            for rule in rules
-        )
+class _SchemaValues:
+    """Which constants and names of properties, in schemas, bans leave, and how those taken away are reported.
 
-    return is_banned
+    The check of an answer has the word on what is banned; what is not, the masks must let through as it is.
+    """
+
+    def __init__(self, rules: Sequence[Rule], bans: BanConstraint | None) -> None:
+        kinds = (RuleKind.FORBID_PHRASES, RuleKind.FORBID_REGEX)
+        self.ban_rules = [rule for rule in rules if rule.kind in kinds]
+        self.escapes = json_escapes(rules)
+        self.dropped: dict[tuple[str, str], ConstraintEvent] = {}
+        self._bans = bans
+
+    def take(self, rule_id: str, escapes: str, values: Sequence[Any]) -> list[bool]:
+        """Whether an answer may hold each value."""
+        taken = []
+        for value, written in zip(values, spell_values(values, escapes=escapes), strict=True):
+            text = json.dumps(value, ensure_ascii=False) if written is None else written
+            found = find_violations_in_value(value, text, self.ban_rules)
+            ids = tuple(violation.rule_id for violation in found) or tuple(r.rule_id for r in self.ban_rules)
+            reason = "; ".join(f"{v.rule_id!r}: {v.detail}" for v in found)
+            if written is None or (self._bans is not None and not self._bans.may_end_as(text, "")):
+                reason = reason or f"its escapes cannot be told from what {list(ids)} forbid"
+            if reason:
+                detail = f"{text} cannot be in the answer: {reason}"
+                event = ConstraintEvent(EventKind.DROPPED_VALUE, (rule_id, *ids), detail)
+                self.dropped.setdefault((rule_id, text), event)
+            taken.append(not reason)
+        return taken
 
 
-def _values_left(rules: Sequence[Rule]) -> tuple[tuple[str, ...] | None, tuple[ConstraintEvent, ...]]:
+def _values_left(
+    rules: Sequence[Rule], vocabulary: Vocabulary
+) -> tuple[tuple[str, ...] | None, tuple[ConstraintEvent, ...]]:
     """The values that every rule allows; None without a rule of values.
 
     A value is a whole answer, so each other rule's verdict on it is its check.
@@ -251,12 +285,14 @@ def _values_left(rules: Sequence[Rule]) -> tuple[tuple[str, ...] | None, tuple[C
     left, events, blamed = [], [], {holders[0].rule_id: None}
     for value in dict.fromkeys(holders[0].allow_values or ()):
         violations = find_violations(value, others)
-        if not violations:
+        details = "; ".join(f"{v.rule_id!r}: {v.detail}" for v in violations)
+        if vocabulary.strips_leading_space and value.startswith(" "):
+            details = "; ".join(filter(None, [details, "the tokenizer drops its leading space"]))
+        if not details:
             left.append(value)
             continue
         ids = tuple(violation.rule_id for violation in violations)
         blamed |= dict.fromkeys(ids)
-        details = "; ".join(f"{v.rule_id!r}: {v.detail}" for v in violations)
         detail = f"{value!r} cannot be the answer: {details}"
         events.append(ConstraintEvent(EventKind.DROPPED_VALUE, (holders[0].rule_id, *ids), detail))
     if not left:

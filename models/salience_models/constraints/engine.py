@@ -1,6 +1,7 @@
 """llguidance over our own token bytes: the one file that knows its API, its traps and its limits."""
 
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from salience_kernels import AllowedBits
 from salience_models.constraints.vocabulary import Vocabulary
 from salience_models.errors import ConstraintFailed
 
-__all__ = ["Matcher", "grammar_error", "is_accepted", "random_sentence"]
+__all__ = ["NO_TEXT", "Matcher", "accepted_texts", "grammar_error", "is_accepted", "random_sentence"]
 
 # Each default is reached by a rule that people write (a thousand values, a ban on a long list of patterns),
 # and the engine then stops in the middle of an answer. What these allow takes seconds, not hours.
@@ -24,6 +25,8 @@ _LIMITS = LLParserLimits(
     max_grammar_size=5_000_000,
     verbose_errors=False,
 )
+
+NO_TEXT = "no text satisfies it"
 
 # Forcing would mask every token but its own tokenisation of what must come next.
 _PREAMBLE = '%llguidance {"no_forcing": true}\n'
@@ -111,8 +114,13 @@ def _byte_matcher(grammar: str) -> Matcher:
 
 def is_accepted(grammar: str, text: str) -> bool:
     """Whether a Lark grammar accepts exactly `text`, byte by byte: no tokenizer has a part in it."""
-    matcher = _byte_matcher(grammar).fork()
-    return matcher.feed(text.encode()) and matcher.is_accepting
+    return accepted_texts(grammar, [text])[0]
+
+
+def accepted_texts(grammar: str, texts: Sequence[str]) -> list[bool]:
+    """Which of `texts` a Lark grammar accepts."""
+    matchers = [_byte_matcher(grammar).fork() for _ in texts]
+    return [m.feed(text.encode()) and m.is_accepting for m, text in zip(matchers, texts, strict=True)]
 
 
 def grammar_error(grammar: str) -> str:
@@ -139,6 +147,6 @@ def _reason(matcher: LLMatcher) -> str:
     """The engine's own words in one line, or ours where it has only a name."""
     line = matcher.get_error().strip().partition("\n")[0].removeprefix("Parser Error: ")
     if line.startswith("NoExtension"):
-        return "no text satisfies it"
+        return NO_TEXT
     line = line.partition(" Enable ")[0].rpartition("failed to compile JSON schema: ")[2]
     return line if len(line) <= 300 else line[:300] + "..."

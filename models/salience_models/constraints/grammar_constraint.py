@@ -14,7 +14,12 @@ from itertools import chain
 from typing import Any
 
 from salience_models.constraints.engine import Matcher, grammar_error, random_sentence
-from salience_models.constraints.json_schema import ALL_ESCAPES, schema_grammar, without_banned
+from salience_models.constraints.json_schema import (
+    ALL_ESCAPES,
+    escapes_within,
+    schema_grammar,
+    without_values,
+)
 from salience_models.constraints.lark_source import LarkSource
 from salience_models.constraints.patterns import ANY_TEXT, ForbiddenPattern, lark_literal, texts_that_match
 from salience_models.constraints.rule import Rule, RuleKind
@@ -49,7 +54,7 @@ def compile_grammars(
     vocabulary: Vocabulary,
     *,
     escapes: str = ALL_ESCAPES,
-    is_banned: Callable[[str], bool],
+    take: Callable[[str, str, Sequence[Any]], Sequence[bool]],
     ban_ids: tuple[str, ...] = (),
 ) -> tuple[GrammarConstraint, ...]:
     """The grammars of `rules`, phrases and checks among them left out.
@@ -60,9 +65,9 @@ def compile_grammars(
             there are none.
         vocabulary: The model's.
         escapes: For strings in JSON, as `json_escapes` says.
-        is_banned: Whether a text holds a banned phrase; values and properties of schemas that do are left
-            out.
-        ban_ids: The rules behind `is_banned`, to be named where nothing is left.
+        take: Which values and names of properties may be in an answer: given the id of the schema's rule
+            and the escapes there.
+        ban_ids: The rules behind `take`, to be named where nothing is left.
 
     Raises:
         ConstraintContradiction: Some rules leave no answer.
@@ -85,19 +90,17 @@ def compile_grammars(
         joined = [*patterns, *group]
         sources.append((_regular_grammar(joined), _ids(joined), bool(patterns)))
 
-    def render(schema: Mapping[str, Any], max_whitespace: int) -> str:
-        return schema_grammar(
-            without_banned(schema, is_banned), max_whitespace=max_whitespace, escapes=escapes
-        )
+    def render(schema: Mapping[str, Any], rule: Rule) -> str:
+        within = escapes_within(schema, escapes)
+        left = without_values(schema, partial(take, rule.rule_id, within))
+        return schema_grammar(left, max_whitespace=rule.max_whitespace, escapes=within)
 
     for rule in rules:
         if rule.kind is RuleKind.JSON_SCHEMA and rule.json_schema is not None:
-            source = f"start: {render(rule.json_schema, rule.max_whitespace)}\n"
+            source = f"start: {render(rule.json_schema, rule)}\n"
             sources.append((source, (rule.rule_id, *ban_ids), True))
         elif rule.kind is RuleKind.GRAMMAR and rule.grammar is not None:
-            source = LarkSource.parse(rule.grammar, "grammar").grammar(
-                partial(render, max_whitespace=rule.max_whitespace)
-            )
+            source = LarkSource.parse(rule.grammar, "grammar").grammar(partial(render, rule=rule))
             sources.append((source, (rule.rule_id, *ban_ids), True))
     return tuple(_compile(*source, vocabulary) for source in sources)
 
@@ -178,22 +181,26 @@ def _template(grammar: str, vocabulary: Vocabulary) -> Matcher:
     return template
 
 
-def json_escapes(rules: Sequence[Rule], fold: Callable[[str], str]) -> str:
-    """The escapes that strings in JSON may use beside these rules' bans.
+def json_escapes(rules: Sequence[Rule]) -> str:
+    """The escapes that strings in JSON may use beside these rules.
 
-    A ban is masked on what is written, and must hold for what it means. So no escape stands for a symbol of a
-    banned phrase; beside whole words none is a letter, which would touch a word that its meaning does not;
-    and beside `forbid_regex`, which may hold any character, there is none at all.
+    A `forbid_regex` is masked on what is written, and must hold for what it means. So no escape stands for a
+    character that it could match. Phrases need no such care: their automaton reads escapes.
     """
-    if any(rule.kind is RuleKind.FORBID_REGEX for rule in rules):
-        return ""
-    banned = [rule for rule in rules if rule.forbid_phrases is not None]
-    symbols = set(fold("".join(phrase for rule in banned for phrase in rule.forbid_phrases or ())))
-    whole = any(rule.whole_word for rule in banned)
+    forbidden = [
+        ForbiddenPattern.parse(rule.forbid_regex, "forbid_regex")
+        for rule in rules
+        if rule.forbid_regex is not None
+    ]
+    controls = "".join(map(chr, (*range(0x20), 0x7F)))
+    meanings = dict(zip(ALL_ESCAPES, ("\n", "\r", "\b", "\t", "\f", "\\", '"', controls), strict=True))
     return "".join(
         letter
-        for letter, meaning in zip(ALL_ESCAPES, '\n\r\b\t\f\\"', strict=True)
-        if not (set(fold(meaning)) & symbols or (whole and letter.isalpha()))
+        for letter, meaning in meanings.items()
+        if not any(
+            pattern.is_hidden_by(meaning, ends="0123456789abcdefABCDEF" if letter == "u" else letter)
+            for pattern in forbidden
+        )
     )
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from llguidance import regex_to_lark
 
-from salience_models.constraints.engine import grammar_error
+from salience_models.constraints.engine import NO_TEXT, grammar_error
 from salience_models.constraints.pattern_syntax import explicit_pattern, pattern_parts
 
 __all__ = [
@@ -121,6 +121,37 @@ class ForbiddenPattern:
         """Where Python's engine sees it in `text`, whose ends count if it is a whole answer."""
         start, end = _border(self.before, r"\A", is_whole), _border(self.after, r"\Z", is_whole)
         return re.search(f"{start}(?:{self.body}){end}", text)
+
+    def is_hidden_by(self, meaning: str, *, ends: str) -> bool:
+        """Whether a match in a decoded JSON string may be none where an escape is written in it.
+
+        Never if the body holds no such character, and where one may stand beside the body, an end of the
+        escape may stand there as well.
+
+        Args:
+            meaning: Characters that the escape stands for.
+            ends: Characters that it may end in; it begins with a backslash.
+        """
+        if () in (self.before, self.after):  # only a whole answer's ends count, and a string is none
+            return False
+        if _may_hold(self.body, meaning):
+            return True
+        for alternatives, edge in ((self.before or (), ends), (self.after or (), "\\")):
+            if any(_may_hold(part, meaning, beside_others=True) for part in alternatives):
+                return True
+            stands = [c for c in edge if any(re.fullmatch(part, c) for part in alternatives)]
+            if len(stands) < len(edge) and any(_may_hold(part, meaning) for part in alternatives):
+                return True
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _may_hold(pattern: str, characters: str, *, beside_others: bool = False) -> bool:
+    """Whether a match of a checked pattern holds one of `characters`, if `beside_others` among others."""
+    one = "[" + "".join(f"\\x{ord(character):02x}" for character in characters) + "]"
+    texts = f"(?s:.+{one}.*|.*{one}.+)" if beside_others else f"(?s:.*{one}.*)"
+    error = grammar_error(f"start: T\nT: {lark_literal(pattern)} & {lark_literal(texts)}\n")
+    return error != NO_TEXT
 
 
 def _border(alternatives: tuple[str, ...] | None, edge: str, is_whole: bool) -> str:

@@ -296,6 +296,8 @@ RULES = {
     "whole words": ([*PHRASES, "bad"], {"whole_word": True}),
     "a block of emoji": ([chr(code) for code in range(0x1F600, 0x1F640)][::-1], {}),
     "look-alikes": (["badger", "ばか"], {"confusables": True}),
+    "escapes of JSON": (['a"b', "bad\n", "c++", "\\\x01"], {"in_json": True}),
+    "whole words with escapes of JSON": (["cat", "bad idea"], {"whole_word": True, "in_json": True}),
     "whole words with look-alikes": (["badger", "bad idea", "각"], {"whole_word": True, "confusables": True}),
 }
 

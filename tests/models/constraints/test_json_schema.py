@@ -5,9 +5,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from salience_models.constraints import Rule, TokenConstraint, find_violations
+from salience_models.constraints import EventKind, Rule, TokenConstraint, find_violations
 from salience_models.constraints.engine import is_accepted
 from salience_models.constraints.json_schema import schema_grammar
 from salience_models.errors import ConstraintContradiction
@@ -102,12 +104,148 @@ def test_ban_does_not_end_with_an_escape(constrain: Constrain, accepts: Callable
 def test_whole_word_is_not_hidden_behind_the_letter_of_an_escape(
     constrain: Constrain, accepts: Callable[..., bool]
 ) -> None:
-    """`\\ncat` is written as one word and means another."""
+    """`\\ncat` is written as one word and means another; other words keep their line breaks."""
     rules = ({"forbid_phrases": ["cat"], "whole_word": True}, {"json_schema": {"type": "string"}})
-    assert accepts(constrain(rules[1]), r'"\ncat"')
-    assert not accepts(constrain(*rules), r'"\ncat"')
-    assert accepts(constrain(*rules), '"concat"')
-    assert not accepts(constrain(*rules), '"cat"')
+    for text in (r'"\ncat"', r'"a\tCAT."', r'"\u0001cat"', r'"cat\n"'):
+        assert accepts(constrain(rules[1]), text)
+        assert not accepts(constrain(*rules), text)
+    for text in ('"concat"', r'"\ndog\tcats"', r'"\u0001"'):
+        assert accepts(constrain(*rules), text)
+
+
+NASTY = [
+    "C:\\temp",
+    'say "hi"',
+    "two\nlines",
+    "hello\0there",
+    "tab\there",
+    "\x7f",
+    "\x1f\\n",
+    "é\u2028🙂",
+    "",
+]
+
+
+@pytest.mark.parametrize("value", NASTY)
+@pytest.mark.parametrize(
+    "ban",
+    [
+        None,
+        {"forbid_phrases": ["badger"]},
+        {"forbid_phrases": ["badger"], "whole_word": True},
+        {"forbid_regex": "bad(ger|ly)"},
+        {"forbid_regex": "(^|[^a-z])bad($|[^a-z])"},
+    ],
+)
+def test_a_constant_is_written_as_json_spells_it_beside_any_ban(
+    value: str, ban: dict[str, Any] | None, constrain: Constrain, accepts: Callable[..., bool]
+) -> None:
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    held = {"type": "object", "properties": {"k": {"enum": [value, 1]}}, "additionalProperties": False}
+    bans = [] if ban is None else [ban]
+    for schema, answer in (
+        ({"enum": [value, "other"]}, text),
+        ({"const": value}, text),
+        ({"const": {"k": [value]}}, f'{{"k":[{text}]}}'),
+        (held, f'{{"k":{text}}}'),
+        ({"type": "array", "items": {"const": value}}, f"[{text},{text}]"),
+        ({"anyOf": [{"const": value}, {"type": "integer"}]}, text),
+    ):
+        constraint = constrain(*bans, {"json_schema": schema})
+        assert accepts(constraint, answer), schema
+        assert constraint.events == ()
+    assert accepts(constrain(*bans, {"allow_values": [value or " ", "x"]}), value or " ")
+    assert accepts(constrain(*bans, {"grammar": f"start: %json {json.dumps({'const': value})}\n"}), text)
+
+
+def test_a_ban_takes_values_away_by_what_they_mean_and_says_so(
+    constrain: Constrain, accepts: Callable[..., bool]
+) -> None:
+    schema = {"enum": ["fine\n", 'say "hi"', "two\nlines", "x\\badger"]}
+    for ban in (
+        {"forbid_phrases": ['SAY "hi"', "two\nlines"]},
+        {"forbid_regex": '"hi"|two\nlines'},
+        {"forbid_regex": '"hi"|two[^a]lines'},
+    ):
+        constraint = constrain(ban, {"json_schema": schema})
+        taken = {e.detail.partition(" cannot be in the answer: ")[0] for e in constraint.events}
+        assert {json.dumps('say "hi"'), json.dumps("two\nlines")} <= taken
+        assert {e.kind for e in constraint.events} == {EventKind.DROPPED_VALUE}
+        for value in schema["enum"]:
+            assert accepts(constraint, json.dumps(value)) == (json.dumps(value) not in taken)
+    with pytest.raises(ConstraintContradiction, match="cannot be in the answer: 'r0': holds 'two"):
+        constrain({"forbid_phrases": ["two\nlines"]}, {"json_schema": {"const": "two\nlines"}})
+
+
+def test_a_constant_that_no_answer_can_hold_is_refused_by_name() -> None:
+    named = {"type": "object", "properties": {"k": {"const": "nul\0"}}}
+    with pytest.raises(
+        ValidationError, match=r"json_schema\.properties\.k\.const cannot be enforced.*additionalP"
+    ):
+        Rule(rule_id="r", json_schema=named)
+    assert Rule(rule_id="r", json_schema=named | {"additionalProperties": False})
+
+
+STRINGS = st.one_of(
+    st.sampled_from([*NASTY, "badger", "bad", "x\nbadger", "cat", "\ncat", "a\\ncat", "\u0002cat", '"cat"']),
+    st.text(st.sampled_from('abdgerct\\"\n\t\0\x1f né'), max_size=6),
+)
+VALUES = st.recursive(
+    STRINGS | st.integers(-20, 120) | st.sampled_from([None, True, 0.5]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=3,
+)
+BANS = st.sampled_from(
+    [
+        {"forbid_phrases": ["badger", "bad"]},
+        {"forbid_phrases": ["cat", "bad"], "whole_word": True},
+        {"forbid_phrases": ['"cat', "e\n", "\\"]},
+        {"forbid_phrases": ["\0", "r\t", "12"], "whole_word": True},
+        {"forbid_regex": "b(a|\n)"},
+        {"forbid_regex": "(^|[^a-z])cat($|[^a-z])"},
+        {"forbid_regex": "a.+r"},
+    ]
+)
+
+
+@st.composite
+def finite_schemas(draw: st.DrawFn) -> tuple[dict[str, Any], list[Any]]:
+    """A schema and all its values, of which it has few."""
+    values = draw(st.lists(VALUES, min_size=1, max_size=4, unique_by=json.dumps))
+    inner = draw(st.sampled_from([{"enum": values}, {"anyOf": [{"const": value} for value in values]}]))
+    match draw(st.sampled_from(["plain", "object", "array"])):
+        case "object":
+            shape = {"type": "object", "properties": {"key": inner}, "required": ["key"]}
+            return shape | {"additionalProperties": False}, [{"key": value} for value in values]
+        case "array":
+            return {"type": "array", "items": inner, "maxItems": 1}, [[], *([value] for value in values)]
+        case _:
+            return inner, values
+
+
+@settings(max_examples=60)
+@given(finite_schemas(), st.none() | BANS)
+def test_masks_allow_the_values_of_a_schema_that_no_ban_forbids_and_no_others(
+    constrain: Constrain, accepts: Callable[..., bool], finite: Any, ban: dict[str, Any] | None
+) -> None:
+    schema, values = finite
+    rules = [{"json_schema": schema}, *([] if ban is None else [ban])]
+    texts = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values]
+    texts = [text.replace("\x7f", "\\u007f") for text in texts]
+    made = [Rule(**({"rule_id": f"r{i}"} | rule)) for i, rule in enumerate(rules)]
+    allowed = {text for text in texts if not find_violations(text, made)}
+    try:
+        constraint = constrain(*rules)
+    except ConstraintContradiction as error:
+        assert not allowed or "cannot be told from" in str(error)
+        return
+    accepted = {text for text in texts if accepts(constraint, text)}
+    assert accepted <= allowed
+    # What can only be read two ways (`\\ncat`: a backslash before `ncat`, or half of one before `\ncat`) is lost,
+    # but never without a word.
+    reported = [event.detail for event in constraint.events]
+    for text in allowed - accepted:
+        assert any("cannot be told from" in detail for detail in reported), (text, reported)
 
 
 def test_forbidden_pattern_holds_in_decoded_strings(

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from salience_models.constraints.bans.folding import fold, is_word_symbol
-from salience_models.constraints.bans.spellings import Spelling, check_phrases, spell
+from salience_models.constraints.bans.spellings import Spelling, check_phrases, spellings
 from salience_models.constraints.bans.utf8 import completion_codes, completions, decode_prefix
 
 __all__ = ["DEAD", "MATCH", "WAIT", "BanAutomaton"]
@@ -41,15 +41,22 @@ class BanAutomaton:
     """At the beginning of a text."""
 
     def __init__(
-        self, phrases: Iterable[str], *, whole_word: bool = False, confusables: bool = False
+        self,
+        phrases: Iterable[str],
+        *,
+        whole_word: bool = False,
+        confusables: bool = False,
+        in_json: bool = False,
     ) -> None:
-        """Compile phrases; how each may be spelled is `spell`'s to say.
+        """Compile phrases; how each may be spelled is `spellings`' to say.
 
         Args:
             phrases: What must not be written, however it is cased, accented or composed.
             whole_word: A phrase's edge that is a word symbol must meet none outside: `cat` leaves `concat`
                 and `cats` alone, and is complete only with the symbol after it or the end of the text.
             confusables: Look-alikes of other scripts and `@ 0 1 3 $` stand for letters too.
+            in_json: The escapes of a JSON string stand for what they mean, so that the ban holds in the
+                decoded string as in the text. The second half of `\\\\n` is read as `\\n` too.
 
         Raises:
             ValueError: A phrase that cannot be banned.
@@ -57,11 +64,15 @@ class BanAutomaton:
         self.phrases = check_phrases(phrases)
         self.whole_word = whole_word
         self.confusables = confusables
+        self.in_json = in_json
         self._lock = threading.Lock()
         self._arcs: list[dict[str, tuple[int, ...]]] = [{}, {}, {}, {}]
         self._children: dict[tuple[int, tuple[str, ...]], int] = {}
         for phrase in dict.fromkeys(self.phrases):
-            self._add(spell(phrase, confusables=confusables))
+            for spelling in spellings(
+                phrase, whole_word=whole_word, confusables=confusables, in_json=in_json
+            ):
+                self._add(spelling)
         self._alphabet = frozenset().union(*self._arcs)
         self._sets: list[frozenset[int]] = []
         self._rows: list[dict[str, int]] = []
@@ -199,7 +210,7 @@ class BanAutomaton:
             return self._numbers[places]
 
     def _add(self, spelling: Spelling) -> None:
-        begins, ends = (self.whole_word and is_word_symbol(spelling[i][0]) for i in (0, -1))
+        begins, ends = (self.whole_word and is_word_symbol(spelling[i][0][0]) for i in (0, -1))
         place = BOUNDARY if begins else ANYWHERE
         for symbol in spelling[:-1]:
             child = self._children.get((place, symbol))

@@ -69,7 +69,10 @@ def prefixes_of(phrases: Iterable[str]) -> list[bytes]:
 def _patterns(rule: BanMasks) -> tuple[PhrasePattern, ...]:
     automaton = rule.automaton
     return reference.compile_phrases(
-        automaton.phrases, whole_word=automaton.whole_word, confusables=automaton.confusables
+        automaton.phrases,
+        whole_word=automaton.whole_word,
+        confusables=automaton.confusables,
+        in_json=automaton.in_json,
     )
 
 

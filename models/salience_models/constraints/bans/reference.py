@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from salience_models.constraints.bans.folding import fold, is_word_symbol
-from salience_models.constraints.bans.spellings import check_phrases, spell
+from salience_models.constraints.bans.spellings import Spelling, check_phrases, spellings
 
 __all__ = ["PhrasePattern", "banned_tokens", "compile_phrases", "contains_banned", "is_banned", "may_end"]
 
@@ -55,19 +55,24 @@ class PhrasePattern:
 
 
 def compile_phrases(
-    phrases: Iterable[str], *, whole_word: bool = False, confusables: bool = False
+    phrases: Iterable[str], *, whole_word: bool = False, confusables: bool = False, in_json: bool = False
 ) -> tuple[PhrasePattern, ...]:
-    """One pattern a phrase, every spelling included."""
-    return _compile_all(check_phrases(phrases), whole_word, confusables)
+    """The patterns of each phrase, every spelling included."""
+    return _compile_all(check_phrases(phrases), whole_word, confusables, in_json)
 
 
 @lru_cache(maxsize=32)
-def _compile_all(phrases: tuple[str, ...], whole_word: bool, confusables: bool) -> tuple[PhrasePattern, ...]:
-    return tuple(_compile(phrase, whole_word, confusables) for phrase in dict.fromkeys(phrases))
+def _compile_all(
+    phrases: tuple[str, ...], whole_word: bool, confusables: bool, in_json: bool
+) -> tuple[PhrasePattern, ...]:
+    return tuple(
+        _compile(phrase, spelling, whole_word)
+        for phrase in dict.fromkeys(phrases)
+        for spelling in spellings(phrase, whole_word=whole_word, confusables=confusables, in_json=in_json)
+    )
 
 
-def _compile(phrase: str, whole_word: bool, confusables: bool) -> PhrasePattern:
-    spelling = spell(phrase, confusables=confusables)
+def _compile(phrase: str, spelling: Spelling, whole_word: bool) -> PhrasePattern:
     groups = ("|".join(map(re.escape, symbol)) for symbol in spelling)
     is_plain = all(len(symbol) == 1 for symbol in spelling)
     return PhrasePattern(
@@ -75,7 +80,7 @@ def _compile(phrase: str, whole_word: bool, confusables: bool) -> PhrasePattern:
         # Looking ahead, matches may overlap: a whole word can begin inside what is none.
         re.compile(f"(?=({''.join(f'(?:{group})' for group in groups)}))", re.DOTALL),
         "".join(symbol[0] for symbol in spelling) if is_plain else None,
-        whole_word and is_word_symbol(spelling[0][0]),
+        whole_word and is_word_symbol(spelling[0][0][0]),
         whole_word and is_word_symbol(spelling[-1][0]),
     )
 

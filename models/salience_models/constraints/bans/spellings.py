@@ -5,12 +5,19 @@ from collections.abc import Iterable
 from functools import cache
 
 from salience_models.constraints.bans.confusables import look_alikes
-from salience_models.constraints.bans.folding import fold
+from salience_models.constraints.bans.folding import fold, is_word_symbol
 
-__all__ = ["Spelling", "check_phrases", "spell"]
+__all__ = ["Spelling", "check_phrases", "spell", "spellings"]
 
 Spelling = tuple[tuple[str, ...], ...]
 """A phrase as a row of symbols, each a tuple of the strings that may stand for it, its own first."""
+
+# As `fold` leaves them, so with small hexadecimal digits. An answer escapes only what JSON must escape.
+_SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\b": r"\b", "\t": r"\t", "\f": r"\f", '"': r"\"", "\\": r"\\"}
+_LONG_ESCAPES = {chr(code): f"\\u{code:04x}" for code in (*range(0x20), 0x7F)}
+
+_WORDLIKE_ESCAPES = (*(e for e in _SHORT_ESCAPES.values() if e[1].isalpha()), *_LONG_ESCAPES.values())
+"""Those that end in what looks like a word's letter, and mean none."""
 
 
 def check_phrases(phrases: Iterable[str]) -> tuple[str, ...]:
@@ -35,7 +42,21 @@ def check_phrases(phrases: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-def spell(phrase: str, *, confusables: bool = False) -> Spelling:
+def spellings(
+    phrase: str, *, whole_word: bool = False, confusables: bool = False, in_json: bool = False
+) -> tuple[Spelling, ...]:
+    """Every way to write `phrase` that a ban catches, in a text that may be or hold JSON if `in_json`.
+
+    There a symbol may be written as its escape; and `\\ncat` is the word `cat` after a line break, though an
+    `n` touches it.
+    """
+    spelling = spell(phrase, confusables=confusables, in_json=in_json)
+    if in_json and whole_word and is_word_symbol(spelling[0][0]):
+        return spelling, (_WORDLIKE_ESCAPES, *spelling)
+    return (spelling,)
+
+
+def spell(phrase: str, *, confusables: bool = False, in_json: bool = False) -> Spelling:
     """Every way to write `phrase` that a ban catches: each symbol composed or decomposed, on its own.
 
     Spelling symbol by symbol keeps this linear: a phrase of n kana has 2^n spellings.
@@ -43,9 +64,17 @@ def spell(phrase: str, *, confusables: bool = False) -> Spelling:
     Args:
         phrase: One that `check_phrases` lets through.
         confusables: Whether look-alikes stand for a symbol too.
+        in_json: Whether escapes do.
     """
     symbols = fold(unicodedata.normalize("NFC", phrase))
-    return tuple((*_compositions(s), *(look_alikes(s) if confusables else "")) for s in symbols)
+    return tuple(
+        (
+            *_compositions(s),
+            *(look_alikes(s) if confusables else ""),
+            *(table[s] for table in (_SHORT_ESCAPES, _LONG_ESCAPES) if in_json and s in table),
+        )
+        for s in symbols
+    )
 
 
 @cache
