@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from salience_kernels import TokenMask
-from salience_models import LanguageModel, Request, TokenConstraint, compile_rules
-from salience_models.constraints import ConstraintState
+from salience_models import LanguageModel, Request, compile_rules
 
 __all__ = ["MaskedStep", "trace_masked"]
 
@@ -21,8 +20,8 @@ class MaskedStep:
         position: Of the token in the answer, from 0.
         wanted: Text of the model's first choice; of an end token, its name.
         taken: Text of the token that the answer has instead; None where it ended for want of one.
-        rule_ids: Rules whose own mask forbids the first choice; all masked ones where only their intersection
-            does.
+        rule_ids: Rules that forbid the first choice: of phrases each by its own mask, others with those they
+            were joined with into one grammar; all masked ones where only their intersection does.
         is_dead_end: The mask allows the first choice: nothing could follow it.
     """
 
@@ -52,16 +51,24 @@ def trace_masked(
     ends = set(lm.info.eos_token_ids)
     has_ended = bool(token_ids) and token_ids[-1] in ends
     logits = _raw_logits(lm, request, token_ids[:-1] if has_ended else token_ids)
-    state, alone = constraint.start(), _each_alone(constraint)
+    state = constraint.start()
+    # Rules of phrases always run alone; others may have been joined, and alone would not take the answer.
+    bans = [
+        (rule.rule_id, compile_rules([rule], constraint.vocabulary).after(constraint.prompt_tail).start())
+        for rule in constraint.rules
+        if rule.forbid_phrases is not None
+    ]
     steps = []
     for position, row in enumerate(logits):
         taken = token_ids[position] if position < len(token_ids) else None
         wanted = int(row.argmax())
         is_masked = not _is_allowed(state.mask(), wanted, len(row))
         if is_masked or (is_greedy and taken not in (wanted, None)):
-            forbidding = tuple(
-                rule_id for rule_id, own in alone if not _is_allowed(own.mask(), wanted, len(row))
-            )
+            found = {rule_id for rule_id, own in bans if not _is_allowed(own.mask(), wanted, len(row))}
+            for rule_ids, mask in state.grammar_masks():
+                if not _is_allowed(mask, wanted, len(row)):
+                    found.update(rule_ids)
+            forbidding = tuple(rule_id for rule_id in constraint.masked_rule_ids if rule_id in found)
             steps.append(
                 MaskedStep(
                     position,
@@ -73,7 +80,7 @@ def trace_masked(
             )
         if taken is None or taken in ends:
             break
-        for own in (state, *(own for _, own in alone)):
+        for own in (state, *(own for _, own in bans)):
             own.advance(taken)
     # The limit of tokens ends an answer too, and then nothing was wanted after it.
     return [step for step in steps if step.taken is not None or state.is_dead]
@@ -86,14 +93,6 @@ def _raw_logits(lm: LanguageModel, request: Request, token_ids: Sequence[int]) -
     if not token_ids:
         return first.float()
     return torch.cat([first, lm.extend(state, [list(token_ids)])[0]]).float()
-
-
-def _each_alone(constraint: TokenConstraint) -> list[tuple[str, ConstraintState]]:
-    return [
-        (rule.rule_id, compile_rules([rule], constraint.vocabulary).after(constraint.prompt_tail).start())
-        for rule in constraint.rules
-        if rule.is_enforced
-    ]
 
 
 def _is_allowed(mask: TokenMask | None, token_id: int, n_vocab: int) -> bool:

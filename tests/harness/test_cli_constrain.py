@@ -247,3 +247,23 @@ def test_a_folder_without_a_tokenizer_is_refused(tiny_checkpoint: Path, tmp_path
 def test_a_bundled_models_vocabulary_needs_no_weights():
     name = "bundled:smollm2-135m-instruct"
     assert load_vocabulary(name) == LanguageModel.load(name, device="cpu").vocabulary
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ({"regex": "[a-z]{2,6}"}, {"forbid_regex": "e"}),
+        ({"regex": "ab"}, {"forbid_regex": "c"}, {"forbid_phrases": ["d"]}),
+        ({"allow_values": ["green", "greyish", "red"]}, {"forbid_phrases": ["grey"]}),
+        ({"grammar": 'start: "so " /[a-z]{1,3}/\n'}, {"forbid_phrases": ["a"]}),
+        ({"json_schema": {"enum": ["a", "b\n"]}}, {"forbid_phrases": ["c"], "whole_word": True}),
+        ({"json_schema": {"type": "integer", "maximum": 30}}, {"forbid_regex": "2"}),
+        ({"forbid_regex": "e"}, {"forbid_regex": "[0-9]{2}"}),
+    ],
+)
+def test_rules_that_are_joined_are_traced_as_they_ran(tiny_lm: LanguageModel, rules: tuple[dict, ...]):
+    request = constrain(tiny_lm, *(Rule(rule_id=f"r{i}", **rule) for i, rule in enumerate(rules)))
+    (answer,) = generate(tiny_lm, [request], Sampling(max_new_tokens=12))
+    for step in trace_masked(tiny_lm, request, answer.token_ids):
+        assert step.rule_ids
+        assert set(step.rule_ids) <= {f"r{i}" for i in range(len(rules))}

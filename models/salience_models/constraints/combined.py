@@ -122,6 +122,11 @@ class ConstraintState:
             mask = intersect_masks(mask, _stripped_starts(self.constraint.vocabulary), n_vocab)
         return mask
 
+    def grammar_masks(self) -> list[tuple[tuple[str, ...], TokenMask]]:
+        """What each grammar alone lets come next, and the rules that make it up."""
+        pairs = zip(self.constraint.grammars, self._matchers, strict=True)
+        return [(grammar.rule_ids, matcher.mask()) for grammar, matcher in pairs]
+
     @property
     def is_dead(self) -> bool:
         """Whether nothing may come next, not even an end."""
