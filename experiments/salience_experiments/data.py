@@ -252,8 +252,8 @@ def data_file(name: str, data_dir: Path, *, allow_changed: bool = False) -> Path
 def find_data_file(source: str, data_dir: Path | None, *, allow_changed: bool = False) -> Path:
     """Return the path that a spec means by `source`: a known file's name, or the path of any other file.
 
-    A relative path is taken from the data folder, or without one from the working directory. A file that is
-    not known is not checked.
+    A relative path is taken from the data folder, and where nothing lies there from the working directory. A
+    file that is not known is not checked.
 
     Raises:
         DataFileMissing: Nothing is there, or a known file is named and no data folder is given.
@@ -268,6 +268,8 @@ def find_data_file(source: str, data_dir: Path | None, *, allow_changed: bool = 
             )
         return data_file(source, data_dir, allow_changed=allow_changed)
     path = (data_dir or Path()) / source
+    if not path.is_file() and Path(source).is_file():
+        path = Path(source)
     if not path.is_file():
         raise DataFileMissing(f"{path} is missing: give a file's path, or one of {', '.join(KNOWN_FILES)}")
     return path

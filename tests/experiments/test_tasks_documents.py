@@ -3,13 +3,19 @@
 import csv
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from salience_experiments.errors import DataFormatError
+from salience_experiments.runner import RunOptions, run_spec
+from salience_experiments.spec import ExperimentSpec
 from salience_experiments.tasks import documents_from_file, plain_layout
+from salience_experiments.trials import read_trials
+from salience_memory import TextRecall
+from salience_models import LanguageModel
 
 BELLS = ["The tower has seven bells.", "The ferry leaves at six.", "The baker sells rye."]
 ROW = {"question": "When does the ferry leave?", "answer": "at six", "documents": BELLS}
@@ -119,3 +125,21 @@ def test_a_position_that_the_shortest_row_lacks_is_refused(tmp_path: Path):
     path = write_jsonl(tmp_path / "own.jsonl", ROW, {**ROW, "documents": BELLS[:2]})
     with pytest.raises(ValueError, match="position must be first, middle, last or a number below 2"):
         documents_from_file(path, positions=("first", "2"))
+
+
+def test_a_csv_in_the_working_directory_runs_as_an_experiment(
+    make_spec: Callable[..., ExperimentSpec],
+    options: RunOptions,
+    tiny_lm: LanguageModel,
+    recall: TextRecall,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "mine.csv", {**ROW, "documents": json.dumps(BELLS)})
+    spec = make_spec(task={"name": "documents", "params": {"file": "mine.csv"}})
+    trials = read_trials(run_spec(spec, options, lambda: tiny_lm, recall))
+    assert {(trial.position, trial.arm) for trial in trials} == {
+        (place, arm) for place in ("first", "middle", "last") for arm in ("none", "logit_bias[oracle]")
+    }
+    assert all(trial.metric in (0.0, 1.0) and (trial.gold_logprob or 0.0) < 0.0 for trial in trials)
