@@ -13,6 +13,7 @@ from salience.turn import Answer, Gathering, Parts, Steps, Turn
 from salience.turn.dialogue import Dialogue
 from salience_memory import (
     Memory,
+    MemoryNotFound,
     MemoryType,
     RecalledMemory,
     RegistrarOutcome,
@@ -240,7 +241,8 @@ class Session:
         Raises:
             MemoryNotFound: No such memory, or not the viewer's.
         """
-        self._memory.store.forget(memory_id, self.viewer)
+        if not self._memory.store.forget(memory_id, self.viewer):
+            raise MemoryNotFound(f"memory_id must name a memory of this session's, got {memory_id!r}")
 
     def close(self) -> None:
         """Wait for what was said to be settled; a session without a name ends here."""
@@ -250,7 +252,11 @@ class Session:
         if self._noted is not None:
             self._noted.result()
         if self._is_temporary and self._parts.memory is not None and self.viewer.session_id is not None:
-            self._parts.memory.store.end_session(self.viewer.session_id, user_id=self.viewer.user_id)
+            store = self._parts.memory.store
+            if self.viewer.user_id is None:  # a talk of nobody's leaves nothing, not even its episodes
+                store.forget_all(self.viewer, scope=Scope.SESSION)
+            else:
+                store.end_session(self.viewer.session_id, user_id=self.viewer.user_id)
 
     @property
     def _memory(self) -> Any:
