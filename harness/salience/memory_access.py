@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from salience_memory.registrar.registrar_queue import RegistrarQueue
     from salience_memory.vectors import Embed
 
-__all__ = ["DEFAULT_EMBEDDER", "MemoryAccess", "index_folder", "memory_path", "open_store"]
+__all__ = ["DEFAULT_EMBEDDER", "MemoryAccess", "index_folder", "memory_path", "open_indexes", "open_store"]
 
 DEFAULT_EMBEDDER = "bundled:all-minilm-l6-v2"
 
@@ -67,6 +67,15 @@ def open_store(
 def index_folder(store: MemoryStore) -> Path:
     """Where a store's indexes lie: beside its file."""
     return store.path.with_name(f"{store.path.name}.index")
+
+
+def open_indexes(store: MemoryStore) -> "MemoryRecall":
+    """Recall without an embedder and with every index on disk, to compare or to mend them."""
+    from salience_memory import MemoryRecall
+
+    held = store.fingerprints()
+    fingerprint = max(held, key=lambda name: held[name]) if held else None
+    return MemoryRecall(store, fingerprint=fingerprint, folder=index_folder(store))
 
 
 class MemoryAccess:

@@ -1,7 +1,6 @@
 """`salience chat`: ask once, or talk, with memories that are recalled, given, or both."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,8 +89,8 @@ def chat(
 ) -> None:
     """Answer with memories that draw attention by their weights, and remember what is said.
 
-    What is said belongs to --user and stays; without --user it is gone when the talk ends. Standard output gets
-    the answers alone.
+    What is said belongs to --user and stays; without --user it is gone when the talk ends. Standard output
+    gets the answers alone.
     """
     memories = read_given(given, given_file)
     if no_memory and (user or session or judge or memory):
@@ -182,13 +181,14 @@ class _Talk:
                 return
             try:
                 if typed.startswith("/"):
-                    self._obey(*typed.split(maxsplit=1))
+                    self.obey(*typed.split(maxsplit=1))
                 elif typed:
                     self.answer(typed)
             except (HarnessError, MemoryRoomError, ModelsError, ValueError) as error:
                 self._err.say(f"error: {error}", "red")
 
-    def _obey(self, command: str, argument: str = "") -> None:
+    def obey(self, command: str, argument: str = "") -> None:
+        """Do what a slash command says; one that there isn't is named with those that there are."""
         # With --json, standard output is one object an answer and nothing else.
         out = self._err if self._as_json else self._out
         if command == "/memory":
@@ -243,8 +243,9 @@ def describe_why(answer: "Answer") -> list[str]:
     lines = [f"shown to the model ({len(shown)}):" if shown else "no memory was shown to the model"]
     for fact in shown:
         lines.append(f"  {fact['memory_id']}  {shorten(fact['content'])}")
-        bears = f"it bears on the message with probability {fact['probability']:.2f}"
-        came = {"given": "given by hand", "standing": "always shown"}.get(fact["origin"], f"recalled: {bears}")
+        came = {"given": "given by hand", "standing": "always shown"}.get(fact["origin"])
+        if came is None:
+            came = f"recalled: it bears on the message with probability {fact['probability']:.2f}"
         lines.append(f"    {came}{'; another memory says otherwise' if fact['has_conflict'] else ''}")
         unit = " nats" if answer.receipt.method == "logit_bias" else ""
         asked = f"{fact['asked']:+.2f}{unit}" if unit else f"{fact['asked'] or 0.0:.1%}"

@@ -2,19 +2,23 @@
 
 import platform
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from salience.cli.memory_options import JsonOption, print_json
 from salience.cli.models import describe_models
+from salience.cli.options import JsonOption
+from salience.cli.terminal import print_json
 from salience.config import load_settings
 from salience.errors import ConflictingInstall
-from salience_kernels import ImplUnavailable, KeyBiasImpl, key_bias_attention
 from salience_models.weights.cache_folder import default_cache_dir
-from salience_models.weights.placement import resolve_device, resolve_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from salience_kernels import KeyBiasImpl
 
 __all__ = ["add_commands"]
 
@@ -47,6 +51,11 @@ def doctor(json: JsonOption = False) -> None:
     Of each bundled language model the quantisation of its file and the dtype it is computed in. Fails where
     faiss-cpu and faiss-gpu are both installed: they overwrite each other's files.
     """
+    import torch
+
+    from salience_kernels import KeyBiasImpl
+    from salience_models.weights.placement import resolve_device, resolve_dtype
+
     settings = load_settings()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
@@ -111,8 +120,12 @@ def doctor(json: JsonOption = False) -> None:
         console.print("recall needs FAISS: install the extra 'cpu', or 'gpu' beside an NVIDIA driver")
 
 
-def _trial(impl: KeyBiasImpl, device: str, dtype: torch.dtype) -> str:
+def _trial(impl: "KeyBiasImpl", device: str, dtype: "torch.dtype") -> str:
     """Run a small biased prefill: "runs", which one auto chose, or the reason it cannot."""
+    import torch
+
+    from salience_kernels import ImplUnavailable, KeyBiasImpl, key_bias_attention
+
     query = torch.ones(1, 4, 8, 16, device=device, dtype=dtype)
     key = torch.ones(1, 2, 8, 16, device=device, dtype=dtype)
     bias = torch.zeros(1, 1, 8, device=device)

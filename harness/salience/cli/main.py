@@ -7,8 +7,8 @@ from typing import Annotated, cast
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
+from salience.cli.terminal import Terminal
 from salience.errors import HarnessError, describe_validation
 from salience_memory.errors import MemoryRoomError
 
@@ -43,7 +43,16 @@ def build_app(command: str | None = None) -> tuple[typer.Typer, tuple[type[Excep
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_options)
+
+    @app.callback()
+    def options(
+        version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+    ) -> None:
+        """Make a Hugging Face model use its memory."""
+        if version:
+            print(metadata.version("salience"))
+            raise typer.Exit
+
     for name in (command,) if command in _BUILT_IN else _BUILT_IN:
         import_module(f"salience.cli.{name}").add_commands(app)
     failures = _FAILURES
@@ -54,20 +63,11 @@ def build_app(command: str | None = None) -> tuple[typer.Typer, tuple[type[Excep
     return app, failures
 
 
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
-) -> None:
-    """Make a Hugging Face model use its memory."""
-    if version:
-        print(metadata.version("salience"))
-        raise typer.Exit
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, or raises KeyboardInterrupt."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     app, failures = build_app(given[0] if given else None)
-    errors = Console(stderr=True, highlight=False)
+    errors = Terminal(stderr=True)
     try:
         result = app(
             args=given,
@@ -80,25 +80,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 2
     except typer.Abort as stop:
         if isinstance(stop.__cause__, EOFError):
-            errors.print("error: input ended too early", markup=False)
+            errors.say("error: input ended too early")
             return 1
         raise KeyboardInterrupt from stop
     except typer.Exit as stop:
         code = stop.exit_code
     except ValidationError as error:
-        errors.print(f"error: {describe_validation(error)}", markup=False, soft_wrap=True)
+        errors.say(f"error: {describe_validation(error)}")
         return 1
     except Exception as error:
-        if not isinstance(error, (*failures, *_model_failures())):
+        room = sys.modules.get("salience_models")  # its failures, where anything has imported it
+        if not isinstance(error, (*failures, *(() if room is None else (room.ModelsError,)))):
             raise
-        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+        errors.say(f"error: {error}")
         return 1
     if code == _CTRL_C:  # newer versions of typer turn Ctrl-C into an exit code themselves
         raise KeyboardInterrupt
     return code
-
-
-def _model_failures() -> tuple[type[Exception], ...]:
-    """The models room's failures, where anything has imported it."""
-    room = sys.modules.get("salience_models")
-    return () if room is None else (room.ModelsError,)

@@ -6,7 +6,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from salience.cli.memory_options import JsonOption, print_json
+from salience.cli.options import JsonOption
+from salience.cli.terminal import print_json
 from salience.config import load_settings
 from salience_models.weights.bundled_catalog import BUNDLED_MODELS, BUNDLED_PREFIX
 from salience_models.weights.cache_folder import default_cache_dir

@@ -110,7 +110,7 @@ def read_given(texts: list[str] | None, file: Path | None) -> list[Memory]:
             number = float(weight)
         except ValueError as error:
             raise ValueError(
-                f'--given must be "text" or "text::weight" (where the text has "::", the weight must follow), '
+                '--given must be "text" or "text::weight" (where the text has "::", the weight must follow), '
                 f"got weight {weight!r}"
             ) from error
         given.append(Memory(content=content, semantic_weight=number))

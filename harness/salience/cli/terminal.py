@@ -51,7 +51,7 @@ class Terminal(Console):
 
     def say(self, text: str, style: str | None = None, *, end: str = "\n") -> None:
         """Print text as it is: brackets are no markup, and long lines are the terminal's to break."""
-        # Visible already here: rich drops some control characters from what it's given instead of showing them.
+        # Visible already here: rich drops some control characters from what it's given, unshown.
         self.print(visible(text), style=style, markup=False, soft_wrap=True, end=end)
 
 
