@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import JsonValue
 
 from salience.config import default_memory_db, load_settings
-from salience_memory import MemoryStore, StoreUnavailable, Viewer
 from salience_memory.clock import Clock, system_clock
-from salience_memory.decay import DecayPolicy, compute_freshness
+from salience_memory.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from salience_memory import MemoryRecall, RecalledMemory
+    from salience_memory import DecayPolicy, MemoryRecall, MemoryStore, RecalledMemory, Viewer
     from salience_memory.registrar import Judge
     from salience_memory.registrar.registrar_queue import RegistrarQueue
     from salience_memory.vectors import Embed
@@ -38,13 +37,16 @@ def open_store(
     *,
     create: bool = False,
     clock: Clock = system_clock,
-    policy: DecayPolicy | None = None,
-) -> MemoryStore:
+    policy: "DecayPolicy | None" = None,
+) -> "MemoryStore":
     """The store as every command and every harness opens it: rules are checked, and memories fade.
 
     Raises:
         StoreUnavailable: There is no such file, and it is not to be created.
     """
+    from salience_memory import MemoryStore
+    from salience_memory.decay import compute_freshness
+
     where = memory_path(path)
     if not create and not where.exists():
         raise StoreUnavailable(
@@ -64,12 +66,12 @@ def open_store(
     )
 
 
-def index_folder(store: MemoryStore) -> Path:
+def index_folder(store: "MemoryStore") -> Path:
     """Where a store's indexes lie: beside its file."""
     return store.path.with_name(f"{store.path.name}.index")
 
 
-def open_indexes(store: MemoryStore) -> "MemoryRecall":
+def open_indexes(store: "MemoryStore") -> "MemoryRecall":
     """Recall without an embedder and with every index on disk, to compare or to mend them."""
     from salience_memory import MemoryRecall
 
@@ -83,11 +85,11 @@ class MemoryAccess:
 
     def __init__(
         self,
-        store: MemoryStore,
+        store: "MemoryStore",
         *,
         embedder: "str | Embed | None" = DEFAULT_EMBEDDER,
         clock: Clock = system_clock,
-        policy: DecayPolicy | None = None,
+        policy: "DecayPolicy | None" = None,
         judge: "Callable[[], Judge] | None" = None,
     ) -> None:
         """Wire a store; recall and registrar start when they are first needed.
@@ -176,7 +178,7 @@ class MemoryAccess:
         return registrar
 
     def recall(
-        self, query: str, viewer: Viewer, *, top_k: int = 5, now_ns: int | None = None
+        self, query: str, viewer: "Viewer", *, top_k: int = 5, now_ns: int | None = None
     ) -> "list[RecalledMemory]":
         """The memories a query is about, every committed change seen and embedded before."""
         if query.strip():

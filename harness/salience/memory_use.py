@@ -3,9 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from salience_memory import AuditEvent
+if TYPE_CHECKING:
+    from salience_memory import AuditEvent
 
 __all__ = ["HEAVY_USE", "MANY_CUTS", "MemoryUse", "TemplateUse", "count_memory_use", "count_template_use"]
 
@@ -49,7 +50,7 @@ class TemplateUse:
     """Renders in which a budget left something out."""
 
 
-def count_memory_use(events: Iterable[AuditEvent]) -> list[MemoryUse]:
+def count_memory_use(events: "Iterable[AuditEvent]") -> list[MemoryUse]:
     """The heat map's rows, most referred-to first."""
     references: Counter[str] = Counter()
     truncations: Counter[str] = Counter()
@@ -78,7 +79,7 @@ def count_memory_use(events: Iterable[AuditEvent]) -> list[MemoryUse]:
     return sorted(rows, key=lambda row: (-row.references, -row.renders, -row.truncations, row.memory_id))
 
 
-def count_template_use(events: Iterable[AuditEvent]) -> list[TemplateUse]:
+def count_template_use(events: "Iterable[AuditEvent]") -> list[TemplateUse]:
     """How often each template was rendered, and how often with something left out for want of room."""
     renders: Counter[str] = Counter()
     truncated: Counter[str] = Counter()

@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -37,16 +37,16 @@ from salience.memory_access import DEFAULT_EMBEDDER, MemoryAccess, index_folder,
 from salience_memory import (
     EmbeddingMismatch,
     Memory,
-    MemoryStore,
     MemoryType,
     Scope,
     Urgency,
     Viewer,
-    maintain,
-    mark_contradicted,
     system_clock,
 )
 from salience_memory.records import DEFAULT_WEIGHT
+
+if TYPE_CHECKING:
+    from salience_memory import MemoryStore
 
 __all__ = ["add_commands"]
 
@@ -192,6 +192,8 @@ def contradict(
     json: JsonOption = False,
 ) -> None:
     """Note that somebody's behaviour spoke against a memory, which weighs less until it is verified again."""
+    from salience_memory import mark_contradicted
+
     viewer = Viewer(user_id=user, session_id=session)
     with open_store(memory) as store:
         stored = mark_contradicted(
@@ -255,7 +257,7 @@ def forget(
     console.say(f"forgot {_memories(count)}")
 
 
-def _forget_in_indexes(store: MemoryStore) -> None:
+def _forget_in_indexes(store: "MemoryStore") -> None:
     """Words and vectors of what was forgotten leave the disk now, not at the next search."""
     if index_folder(store).is_dir():
         with open_indexes(store) as recall:
@@ -268,6 +270,8 @@ def maintain_store(memory: MemoryOption = None, json: JsonOption = False) -> Non
 
     Constraints, pinned and read-only memories stay. `salience chat` does so at its start.
     """
+    from salience_memory import maintain
+
     with open_store(memory) as store:
         report = maintain(store, system_clock())
         if report.deleted_ids:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -22,7 +22,10 @@ from salience.cli.options import (
 from salience.cli.terminal import Terminal, line_of, print_json, shorten, show_time, visible
 from salience.memory_access import DEFAULT_EMBEDDER, MemoryAccess, open_indexes, open_store
 from salience.memory_use import HEAVY_USE, MANY_CUTS, MemoryUse, count_memory_use, count_template_use
-from salience_memory import AuditEvent, MemoryStore, MemoryType, Verification, Viewer, to_ns
+from salience_memory import MemoryType, Verification, Viewer, to_ns
+
+if TYPE_CHECKING:
+    from salience_memory import AuditEvent, MemoryStore
 
 __all__ = ["add_commands"]
 
@@ -194,7 +197,7 @@ def audit(
     with open_store(memory) as store:
         latest: deque[AuditEvent] = deque(maxlen=limit)
 
-        def seen() -> Iterator[AuditEvent]:
+        def seen() -> "Iterator[AuditEvent]":
             for event in _events(store, kind, request, after):
                 latest.append(event)
                 yield event
@@ -220,14 +223,14 @@ def audit(
 
 
 def _events(
-    store: MemoryStore, kind: str | None = None, request: str | None = None, after: int = 0
-) -> Iterator[AuditEvent]:
+    store: "MemoryStore", kind: str | None = None, request: str | None = None, after: int = 0
+) -> "Iterator[AuditEvent]":
     while page := store.events(kind=kind, request_id=request, after=after, limit=_PAGE):
         yield from page
         after = page[-1].event_id
 
 
-def _heat_map(rows: Sequence[MemoryUse], store: MemoryStore, viewer: Viewer) -> Table:
+def _heat_map(rows: Sequence[MemoryUse], store: "MemoryStore", viewer: Viewer) -> Table:
     visible = store.get_many(
         [row.memory_id for row in rows], viewer, include_archived=True, include_expired=True
     )

@@ -10,7 +10,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from salience_memory import Memory, StoredMemory, from_ns
+from salience_memory.clock import from_ns
+from salience_memory.records import Memory, StoredMemory
 
 __all__ = [
     "Terminal",
