@@ -9,6 +9,7 @@ from torch import Tensor
 
 from salience_kernels.errors import ImplUnavailable
 from salience_kernels.key_bias import chunked, native, reference, segmented
+from salience_kernels.key_bias.fused import dense_mask_refusal, row_bias_refusal
 from salience_kernels.key_bias.mass import block_mass
 from salience_kernels.key_bias.segments import is_segmentable
 from salience_kernels.outputs import AttentionOutput
@@ -101,7 +102,12 @@ def key_bias_attention(
         return reference.attend(problem, mass)
     problem = trim_problem(problem)
     if impl is KeyBiasImpl.AUTO:
-        impl = _choose(problem, mass)
+        if mass == "all":
+            check = row_bias_refusal if problem.window is None else dense_mask_refusal
+            can_fuse = check(query, value, softcap) is None and is_segmentable(problem)
+            impl = KeyBiasImpl.SEGMENTED if can_fuse else KeyBiasImpl.CHUNKED
+        else:
+            impl = KeyBiasImpl.CHUNKED if native.refusal(problem, mass) else KeyBiasImpl.NATIVE
     if impl is KeyBiasImpl.SEGMENTED:
         return _finish(problem, mass, impl, *segmented.attend(problem, mass))
     if impl is KeyBiasImpl.NATIVE:
@@ -110,13 +116,6 @@ def key_bias_attention(
             raise ImplUnavailable(impl.value, reason)
         return _finish(problem, mass, impl, *native.attend(problem), None)
     return _finish(problem, mass, impl, *chunked.attend(problem), None)
-
-
-def _choose(problem: AttentionProblem, mass: str) -> KeyBiasImpl:
-    can_fuse = native.refusal(problem, "none") is None
-    if mass == "all":
-        return KeyBiasImpl.SEGMENTED if can_fuse and is_segmentable(problem) else KeyBiasImpl.CHUNKED
-    return KeyBiasImpl.NATIVE if can_fuse else KeyBiasImpl.CHUNKED
 
 
 def _finish(
@@ -136,14 +135,10 @@ def _finish(
         keep = torch.sigmoid(lse - problem.sinks.float()[:, None])  # what the sink leaves to the keys
         out = (out * keep[..., None]).to(out.dtype)
         if masses is not None:
-            masses = _share_with_sink(masses, keep[:, :, -masses.shape[2] :], is_empty)
+            keep = keep[:, :, -masses.shape[2] :]
+            masses = masses * keep[..., None]
+            taken = 1.0 - keep
+            if is_empty is not None:
+                taken = taken.masked_fill(is_empty[:, :, -masses.shape[2] :], 0.0)
+            masses[..., 0] += taken
     return AttentionOutput(out, lse, masses, impl.value)
-
-
-def _share_with_sink(masses: Tensor, keep: Tensor, is_empty: Tensor | None) -> Tensor:
-    masses = masses * keep[..., None]
-    taken = 1.0 - keep
-    if is_empty is not None:
-        taken = taken.masked_fill(is_empty[:, :, -masses.shape[2] :], 0.0)
-    masses[..., 0] += taken
-    return masses

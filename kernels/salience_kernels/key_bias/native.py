@@ -1,17 +1,16 @@
 """Key-bias attention by torch's fused CPU kernel: a bias row together with `is_causal`, no mask.
 
 `is_causal` is aligned to the top left, so it serves squares only. Rows at an offset are a causal square and a
-plain rectangle of the keys before it, merged by their log-sum-exps. A window is the exception: masks of a few
-rows that reach back one window are faster than any cut into triangles, because the kernel computes whole
-tiles of 512 keys.
+plain rectangle of the keys before it, merged by their log-sum-exps. Windows are left to `chunked`: masks of
+a few rows that reach back one window are faster than any cut into triangles, because the kernel computes
+whole tiles of 512 keys.
 """
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-from salience_kernels.key_bias import chunked
-from salience_kernels.key_bias.fused import dense_mask_refusal, fused_call, row_bias_refusal
+from salience_kernels.key_bias.fused import fused_call, row_bias_refusal
 from salience_kernels.key_bias.merge import MergedAttention
 from salience_kernels.problem import AttentionProblem, row_bias
 
@@ -20,14 +19,13 @@ def refusal(problem: AttentionProblem, mass: str) -> str | None:
     """Why `native` cannot run this problem, or None if it can."""
     if mass == "all":
         return "mass of all rows needs the segmented or chunked implementation"
-    check = row_bias_refusal if problem.window is None else dense_mask_refusal
-    return check(problem.query, problem.value, problem.softcap)
+    if problem.window is not None:
+        return "a window needs masks of a few rows, which the chunked implementation builds"
+    return row_bias_refusal(problem.query, problem.value, problem.softcap)
 
 
 def attend(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a trimmed problem that `refusal` lets pass."""
-    if problem.window is not None:
-        return chunked.attend(problem)
     offset = problem.query_offset if problem.causal else None
     return attend_rows(
         problem.query, problem.key, problem.value, row_bias(problem), scale=problem.scale, offset=offset
