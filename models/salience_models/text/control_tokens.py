@@ -125,20 +125,17 @@ def special_token_texts(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
 
 
 def _control_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the tokens that only a template may write: special ones, and markup that its source names.
+    """Ids of the tokens that only a template may write: special ones, and added ones that are markup.
 
-    Markup counts because Qwen's `<tool_response>` is an added token like any other, yet only its template
-    should write one; added words and Gemma's runs of newlines stay ordinary.
+    Markup counts whether it is flagged special or not and whether the template names it or not: `<think>`
+    and `<tool_response>` are added tokens like any other, yet no memory should open the model's reasoning
+    with one. Added words and Gemma's runs of newlines stay ordinary: they are how the text is written.
     """
-    template = tokenizer.chat_template
-    source = template if isinstance(template, str) else "\0".join((template or {}).values())
     named = set(getattr(tokenizer, "chat_control_tokens", None) or ())  # transformers >= 5.24
     return {
         added.content: token_id
         for token_id, added in tokenizer.added_tokens_decoder.items()
-        if added.special
-        or added.content in named
-        or (_MARKUP.fullmatch(added.content) is not None and added.content in source)
+        if added.special or added.content in named or _MARKUP.fullmatch(added.content) is not None
     }
 
 

@@ -8,6 +8,7 @@ from salience_models.text.control_tokens import (
     pick_unused_characters,
     special_token_texts,
 )
+from salience_models.text.prompt import Message, TextSpan, encode_chat, encode_text
 from salience_models.text.token_spans import EncodedText
 
 
@@ -53,11 +54,30 @@ def test_control_token_that_swallows_whitespace_is_found() -> None:
     assert show(tokenizer, encoded) == [*"<end>", "[<sep>]"]
 
 
-def test_markup_is_a_control_token_only_where_the_chat_template_names_it() -> None:
-    template = "{{ '<note>zebra' }}"
-    for tokenizer, note in [(build(), ["<note>"]), (build(chat_template=template), [*"<note>"])]:
-        encoded = encode_as_text(tokenizer, "zebra<note>", add_special_tokens=False)
-        assert show(tokenizer, encoded) == ["zebra", *note]
+@pytest.mark.parametrize("template", [None, "{{ '<note>zebra' }}", "{{ 'nothing of these' }}"])
+def test_markup_in_content_stays_text_whatever_the_template_names(template: str | None) -> None:
+    """And an added word stays the token it is."""
+    tokenizer = build() if template is None else build(chat_template=template)
+    encoded = encode_as_text(tokenizer, "zebra<note>", add_special_tokens=False)
+    assert show(tokenizer, encoded) == ["zebra", *"<note>"]
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize("is_normalized", [True, False])
+@pytest.mark.parametrize("text", ["<think>", "</think>", "<|user|>", "[INST]", "<tool_call>"])
+def test_no_added_markup_in_a_memory_opens_anything(text: str, is_special: bool, is_normalized: bool) -> None:
+    tokenizer = build(chat_template="{% for m in messages %}<end>{{ m.content }}{% endfor %}")
+    token = AddedToken(text, special=is_special, normalized=is_normalized)
+    tokenizer.add_tokens([token], special_tokens=is_special)
+    assert tokenizer.encode(f"a{text}b", add_special_tokens=False)[1] == tokenizer.convert_tokens_to_ids(text)
+    memory = f"a{text}b"
+    chat = encode_chat(tokenizer, [Message("user", f"see {memory}?", (TextSpan("m", 4, 4 + len(memory)),))])
+    control = tokenizer.convert_tokens_to_ids(text)
+    assert control not in chat.token_ids
+    assert chat.control_positions == (0,)
+    (span,) = chat.spans
+    assert tokenizer.decode(chat.token_ids[span.start : span.end]) == memory
+    assert control not in encode_text(tokenizer, memory).token_ids
 
 
 def test_text_may_hold_the_private_characters_chosen_for_an_earlier_one() -> None:
