@@ -13,6 +13,7 @@ ModelsError
 ├── ModelDoesNotFit              more memory needed than the device has
 ├── DeviceUnavailable            the device asked for is not in this machine
 ├── QuantizationUnavailable      the quantisation asked for cannot run here
+├── NoTokenizer                  text for a model that was given without a tokenizer
 ├── PromptTooLong                more tokens than the context window
 ├── InvalidPlan                  a bias plan that no model could apply
 ├── UnsupportedMask              an attention mask the seam cannot express
@@ -77,6 +78,10 @@ class DeviceUnavailable(ModelsError):
 
 class QuantizationUnavailable(ModelsError):
     """A quantisation that needs a package or a device that is not here."""
+
+
+class NoTokenizer(ModelsError):
+    """Text, a vocabulary or rules asked of a model that was given without a tokenizer."""
 
 
 class PromptTooLong(ModelsError):

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from salience_models.constraints.vocabulary import Vocabulary, read_vocabulary
 from salience_models.decoding.cache import CacheKind, GrowingLayer, RowCache, build_cache, join_rows
-from salience_models.decoding.decode_state import DecodeState, Request
-from salience_models.decoding.length_groups import group_by_length
+from salience_models.decoding.decode_state import DecodeState, Request, group_by_length
 from salience_models.decoding.rope_regime import in_regimes, rope_regime, watch_rope
-from salience_models.errors import InvalidPlan, PromptTooLong
+from salience_models.errors import InvalidPlan, NoTokenizer, PromptTooLong
 from salience_models.steering.attention import ATTENTION_NAME, register_attention, steered_by
 from salience_models.steering.batch_steering import SteeringRun
-from salience_models.steering.bias_plan import BiasPlan, Phase, SteeringMethod
+from salience_models.steering.bias_plan import Phase, SteeringMethod
 from salience_models.steering.receipts import Receipt
 from salience_models.steering.request_steering import RequestSteering
 from salience_models.weights.architecture import check_config, check_implementation, check_model, text_config
@@ -53,7 +53,7 @@ class LanguageModel:
         model.set_attn_implementation(ATTENTION_NAME)
         check_implementation(model, ATTENTION_NAME)
         self.model = model.eval()
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.info = info_from_model(model, tokenizer) if info is None else info
         self._rope_thresholds = watch_rope(model)
         parameters = inspect.signature(model.forward).parameters
@@ -86,6 +86,20 @@ class LanguageModel:
         return cls(loaded.model, loaded.tokenizer, loaded.info)
 
     @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """What turns text into the model's tokens and back.
+
+        Raises:
+            NoTokenizer: The model was given without one.
+        """
+        if self._tokenizer is None:
+            raise NoTokenizer(
+                f"tokenizer must be given for what needs text, got {self.info.architecture} without one: "
+                "LanguageModel(model, tokenizer)"
+            )
+        return self._tokenizer
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 
@@ -100,11 +114,8 @@ class LanguageModel:
         """What constraints are compiled for.
 
         Raises:
-            ValueError: The model has no tokenizer.
-            ModelsError: The tokenizer's text is not the concatenation of its tokens.
+            ModelsError: There is no tokenizer, or its text is not the concatenation of its tokens.
         """
-        if self.tokenizer is None:
-            raise ValueError("tokenizer must be set to have a vocabulary, got a model without one")
         return read_vocabulary(self.tokenizer, n_vocab=self.n_vocab, eos_token_ids=self.info.eos_token_ids)
 
     @torch.inference_mode()
@@ -139,17 +150,23 @@ class LanguageModel:
             ValueError: Among others, `impl` names nothing that does what a plan asks.
         """
         kind = CacheKind(cache)
+        if not requests:
+            raise ValueError("requests must hold at least one request, got none")
+        if chunk_tokens is not None and chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
         if prefix is not None and kind is not CacheKind.GROWING:
             raise ValueError(f"cache must be 'growing' to reuse a prefix, got {kind.value!r}")
         room = [new_tokens] * len(requests) if isinstance(new_tokens, int) else list(new_tokens)
+        rows: list[RowCache | None]
+        rows = [prefix] * len(requests) if prefix is None or isinstance(prefix, RowCache) else [*prefix]
+        _check_count("new_tokens", room, len(requests))
+        _check_count("prefix", rows, len(requests))
         self._check(requests, room)
         for row, (request, new) in enumerate(zip(requests, room, strict=True)):
             length = len(request.token_ids)
             if kind is not CacheKind.GROWING and self._regime(length) != self._regime(length + new):
                 raise ValueError(self._one_regime_message(row))
         together = partial(self._prefill_together, chunk_tokens=chunk_tokens, with_mass=with_mass, impl=impl)
-        rows: list[RowCache | None]
-        rows = [prefix] * len(requests) if prefix is None or isinstance(prefix, RowCache) else [*prefix]
         groups = [list(range(len(requests)))]
         if kind is CacheKind.GROWING:
             reused = [self._reusable(row, r, with_mass) for row, r in zip(rows, requests, strict=True)]
@@ -165,7 +182,18 @@ class LanguageModel:
         if len(groups) == 1:
             return together(requests, kind, max(room), rows)
         states = [together([requests[i] for i in g], kind, 0, [rows[i] for i in g]) for g in groups]
-        return self._join(groups, states, max(room))
+        places = [i for group in groups for i in group]
+        order = sorted(range(len(places)), key=places.__getitem__)  # back to the order of the requests
+        caches = [row for state in states for row in state.rows()]
+        steerings = [steering for state in states for steering in state.requests]
+        joined = self.resume(
+            [caches[at] for at in order],
+            [steerings[at] for at in order],
+            new_tokens=max(room),
+            like=states[0].run,
+        )
+        joined.logits = torch.cat([state.logits for state in states])[order]
+        return joined
 
     def _regime(self, length: int) -> int:
         return rope_regime(length, self._rope_thresholds)
@@ -209,27 +237,17 @@ class LanguageModel:
             steerings, tokens, pads, filled, run, start, torch.empty(0), list(regimes), capacity
         )
         ids = torch.tensor([[0] * pad + row for pad, row in zip(pads, tokens, strict=True)])
-        for end in self._chunk_ends(state, width, chunk_tokens):
+        ends = [width]
+        if chunk_tokens is not None:
+            # Share control solves on a prompt's last rows and steers by that: those stay in one pass.
+            firsts = (steering.plan.one_pass_start(n) for steering, n in zip(steerings, lengths, strict=True))
+            last = min(pad + first for pad, first in zip(pads, firsts, strict=True))
+            ends = [*range(start + chunk_tokens, last, chunk_tokens), *ends]
+            ends = sorted({*ends, last}) if start < last < width else ends
+        for end in ends:
             state.logits = self._forward(state, ids[:, state.columns : end], keep=1)[:, -1]
         run.check_applied(self.info.n_layers)
         return state
-
-    def _join(
-        self, groups: Sequence[Sequence[int]], states: Sequence[DecodeState], new_tokens: int
-    ) -> DecodeState:
-        """One batch, in the order that `groups` number, out of batches that were prefilled apart."""
-        places = [i for group in groups for i in group]
-        order = sorted(range(len(places)), key=places.__getitem__)
-        rows = [row for state in states for row in state.rows()]
-        steerings = [steering for state in states for steering in state.requests]
-        joined = self.resume(
-            [rows[at] for at in order],
-            [steerings[at] for at in order],
-            new_tokens=new_tokens,
-            like=states[0].run,
-        )
-        joined.logits = torch.cat([state.logits for state in states])[order]
-        return joined
 
     @torch.inference_mode()
     def decode(self, state: DecodeState, token_ids: Sequence[int | None]) -> Tensor:
@@ -261,7 +279,7 @@ class LanguageModel:
         as `decode`.
         """
         lengths = [len(c) for c in continuations]
-        longest = max(lengths)
+        longest = max(lengths, default=0)
         self._check_room(state, lengths, longest)
         self._enter_regimes(state, lengths)
         # A request may pass a threshold of the RoPE among these tokens: what follows it is fed apart.
@@ -348,6 +366,7 @@ class LanguageModel:
                 "tokens must be taken back by state.rows() and resume under target share, windows, with_mass "
                 "or another cache than 'growing', got a trim"
             )
+        _check_count("lengths", lengths, len(state.token_ids))
         for row, (request, ids, length) in enumerate(
             zip(state.requests, state.token_ids, lengths, strict=True)
         ):
@@ -433,6 +452,7 @@ class LanguageModel:
     def _check_room(self, state: DecodeState, lengths: Sequence[int | None], n_columns: int) -> None:
         """Refuse to feed `lengths[i]` tokens (None: padding after the end) per request in `n_columns`."""
         window, end = self.info.context_window, state.columns + n_columns
+        _check_count("tokens to feed", lengths, len(state.token_ids))
         if n_columns < 1:
             raise ValueError("tokens to feed must be at least one, got none")
         if state.capacity is not None and end > state.capacity:
@@ -460,52 +480,53 @@ class LanguageModel:
         count = prefix.reusable(request.token_ids, request.plan, self._regime(len(request.token_ids)))
         return min(count, request.plan.first_question_row) if with_mass and request.plan.spans else count
 
-    def _chunk_ends(self, state: DecodeState, width: int, chunk_tokens: int | None) -> list[int]:
-        """Where passes end; what share control needs in one pass stays in one."""
-        if chunk_tokens is None:
-            return [width]
-        if chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
-        rows = zip(state.pads, state.requests, strict=True)
-        last = min(pad + r.plan.one_pass_start(r.prompt_length) for pad, r in rows)
-        ends = list(range(state.columns + chunk_tokens, last, chunk_tokens))
-        return [*ends, last, width] if state.columns < last < width else [*ends, width]
-
     def _check(self, requests: Sequence[Request], new_tokens: Sequence[int]) -> None:
-        if not requests:
-            raise ValueError("requests must hold at least one request, got none")
+        """Refuse what a prefill cannot do, by the field that says so."""
+        n_layers, n_heads, window = self.info.n_layers, self.info.n_heads, self.info.context_window
+        embedding: Any = self.model.get_input_embeddings()
+        n_embeddings = len(embedding.weight)
         for row, (request, room) in enumerate(zip(requests, new_tokens, strict=True)):
-            length = len(request.token_ids)
+            plan, length = request.plan, len(request.token_ids)
             if not length:
                 raise ValueError(f"requests[{row}].token_ids must hold at least one token, got none")
-            over = length + room - self.info.context_window
+            if not 0 <= min(request.token_ids) <= max(request.token_ids) < n_embeddings:
+                wrong = sorted({token for token in request.token_ids if not 0 <= token < n_embeddings})
+                raise ValueError(
+                    f"requests[{row}].token_ids must lie in [0, {n_embeddings}), got {wrong[:5]}"
+                )
+            if room < 0:
+                raise ValueError(f"new_tokens of request {row} must be at least 0, got {room}")
+            over = length + room - window
             if over > 0:
                 raise PromptTooLong(
                     f"the prompt has {length} tokens and {room} more are asked for, which is {over} over "
-                    f"the context window of {self.info.context_window}"
+                    f"the context window of {window}"
                 )
-            self._check_plan(request.plan, length)
+            if plan.spans and max(plan.spans[-1].end, plan.first_question_row) > length:
+                raise InvalidPlan(
+                    f"spans and question_start must lie within the prompt's {length} tokens, got "
+                    f"{plan.spans[-1].name!r} ending at {plan.spans[-1].end} and question_start "
+                    f"{plan.first_question_row}"
+                )
+            layers = [*(plan.layers or ()), *(layer for layer, _ in plan.heads or ())]
+            heads = [head for _, head in plan.heads or ()]
+            for name, numbers, limit in (("layers", layers, n_layers), ("heads", heads, n_heads)):
+                if any(not 0 <= n < limit for n in numbers):
+                    raise InvalidPlan(f"{name} must lie in [0, {limit}), got {sorted(numbers)}")
+            if not plan.is_steering:
+                continue
+            if not any(plan.steers_layer(layer) for layer in range(n_layers)):
+                raise InvalidPlan(
+                    "heads must include a head of a steered layer, got none in the plan's layers"
+                )
+            if plan.phase is Phase.PREFILL and plan.first_affected_row(length) >= length:
+                raise InvalidPlan(f"a plan for the prefill must steer one of its {length} rows, got none")
+            if plan.method is SteeringMethod.SHARE_CONTROL and plan.first_question_row >= length:
+                raise InvalidPlan(
+                    f"share_control needs rows after the blocks, got a prompt that ends at {length}"
+                )
 
-    def _check_plan(self, plan: BiasPlan, length: int) -> None:
-        if plan.spans and max(plan.spans[-1].end, plan.first_question_row) > length:
-            raise InvalidPlan(
-                f"spans and question_start must lie within the prompt's {length} tokens, got "
-                f"{plan.spans[-1].name!r} ending at {plan.spans[-1].end} and question_start "
-                f"{plan.first_question_row}"
-            )
-        layers = [*(plan.layers or ()), *(layer for layer, _ in plan.heads or ())]
-        heads = [head for _, head in plan.heads or ()]
-        n_layers = self.info.n_layers
-        for name, numbers, limit in (("layers", layers, n_layers), ("heads", heads, self.info.n_heads)):
-            if any(not 0 <= n < limit for n in numbers):
-                raise InvalidPlan(f"{name} must lie in [0, {limit}), got {sorted(numbers)}")
-        if not plan.is_steering:
-            return
-        if not any(plan.steers_layer(layer) for layer in range(n_layers)):
-            raise InvalidPlan("heads must include a head of a steered layer, got none in the plan's layers")
-        if plan.phase is Phase.PREFILL and plan.first_affected_row(length) >= length:
-            raise InvalidPlan(f"a plan for the prefill must steer one of its {length} rows, got none")
-        if plan.method is SteeringMethod.SHARE_CONTROL and plan.first_question_row >= length:
-            raise InvalidPlan(
-                f"share_control needs rows after the blocks, got a prompt that ends at {length}"
-            )
+
+def _check_count(name: str, values: Sequence[object], n_requests: int) -> None:
+    if len(values) != n_requests:
+        raise ValueError(f"{name} must be one per request ({n_requests}), got {len(values)}")

@@ -11,11 +11,16 @@ from transformers import PreTrainedTokenizerBase
 from salience_kernels import TokenMask, apply_constraint_mask
 from salience_models.constraints.events import ConstraintEvent, EventKind, Violation
 from salience_models.decoding.decode_state import Request
-from salience_models.decoding.logit_adjustment import LogitAdjustment
-from salience_models.decoding.sampling import Sampling, StopScanner, TextDecoder, TokenSampler
+from salience_models.decoding.sampling import (
+    LogitAdjustment,
+    Sampling,
+    StopScanner,
+    TextDecoder,
+    TokenSampler,
+)
 from salience_models.steering.receipts import Receipt
 
-__all__ = ["Answer", "StreamEvent"]
+__all__ = ["RunningAnswer", "StreamEvent"]
 
 _MAX_TAKEN_BACK = 1024
 """Tokens of one answer that may be tried and taken back before it ends by the content filter."""
@@ -51,7 +56,7 @@ class StreamEvent:
     violations: tuple[Violation, ...] = ()
 
 
-class Answer:
+class RunningAnswer:
     """Decodes one request of a batch.
 
     A token stands once it is chosen, unless the constraint leaves nothing to follow it: then it is taken back
@@ -135,11 +140,32 @@ class Answer:
             scores = scores.clone()
         while not self._choose(logits, scores):
             if not self._step_back():
-                self._give_up()
+                # End without a token, after one that the answer may end with.
+                assert self._constraint is not None
+                while not self._constraint.may_be_cut_to(self._text + self._scanner.held) and (
+                    len(self._events) > self._n_sent
+                ):
+                    self._take_back()
+                self.finish_reason = "content_filter"
+                rule_ids, text = self._constraint.masked_rule_ids, self._scanner.flush()
+                ending = StreamEvent(self.row, None, None, text, "content_filter", rule_ids=rule_ids)
+                self._events.append(ending)
                 break
-            logits = self._logits[len(self.token_ids)]
-            scores = self._scores_again(logits)
-        return self._release()
+            here = len(self.token_ids)
+            logits = self._logits[here]
+            scores = logits.clone()
+            self.adjust(scores)
+            apply_constraint_mask(scores[None], [self.mask()])
+            scores[list(self._rejected[here])] = -torch.inf
+        end = len(self._events)
+        if self.finish_reason is None:
+            is_withheld = self._constraint is not None and self._constraint.breaks_on_violation
+            end = self._n_sent if is_withheld else max(self._n_sent, end - self._hold_back)
+        elif self._constraint is not None:
+            self._close()
+            end = len(self._events)
+        sent, self._n_sent = self._events[self._n_sent : end], end
+        return sent
 
     def _choose(self, logits: Tensor, scores: Tensor) -> bool:
         """Take a token that something can follow; False where there is none."""
@@ -205,41 +231,9 @@ class Answer:
         self._rejected.setdefault(here - 1, set()).add(token)
         return True
 
-    def _scores_again(self, logits: Tensor) -> Tensor:
-        scores = logits.clone()
-        self.adjust(scores)
-        apply_constraint_mask(scores[None], [self.mask()])
-        scores[list(self._rejected[len(self.token_ids)])] = -torch.inf
-        return scores
-
-    def _give_up(self) -> None:
-        """End without a token, after one that the answer may end with."""
-        assert self._constraint is not None
-        while not self._constraint.may_be_cut_to(self._text + self._scanner.held) and (
-            len(self._events) > self._n_sent
-        ):
-            self._take_back()
-        rule_ids = self._constraint.masked_rule_ids
-        self.finish_reason = "content_filter"
-        self._events.append(
-            StreamEvent(self.row, None, None, self._scanner.flush(), "content_filter", rule_ids=rule_ids)
-        )
-
     @property
     def _text(self) -> str:
         return "".join(event.text for event in self._events)
-
-    def _release(self) -> list[StreamEvent]:
-        """The events that may be sent now."""
-        if self.finish_reason is not None:
-            if self._constraint is not None:
-                self._close()
-            sent, self._n_sent = self._events[self._n_sent :], len(self._events)
-            return sent
-        is_withheld = self._constraint is not None and self._constraint.breaks_on_violation
-        end = self._n_sent if is_withheld else max(self._n_sent, len(self._events) - self._hold_back)
-        sent, self._n_sent = self._events[self._n_sent : end], end
-        return sent
 
     def _close(self) -> None:
         """Check the whole answer, and say on its last event what constraints did."""
@@ -247,7 +241,24 @@ class Answer:
         last = self._events[-1]
         is_complete = last.token_id in self._ends and not self._sampling.ignore_eos
         violations = self._constraint.find_violations(self._text, is_complete=is_complete)
-        events = [*self._constraint.events, *self._own_events(last), *map(_event_of, violations)]
+        rule_ids, events = self._constraint.masked_rule_ids, list(self._constraint.events)
+        if self._n_masked:
+            events.append(ConstraintEvent(EventKind.MASKED, rule_ids, count=self._n_masked))
+        if self._n_taken_back:
+            events.append(
+                ConstraintEvent(
+                    EventKind.STEPPED_BACK,
+                    rule_ids,
+                    position=self._first_taken_back,
+                    count=self._n_taken_back,
+                )
+            )
+        if last.finish_reason == "content_filter":
+            detail = "no token was left that the rules allow"
+            events.append(ConstraintEvent(EventKind.CONTENT_FILTER, rule_ids, detail, len(self.token_ids)))
+        for violation in violations:
+            kind = EventKind.INCOMPLETE if violation.is_incomplete else EventKind.VIOLATION
+            events.append(ConstraintEvent(kind, (violation.rule_id,), violation.detail))
         breaking = {rule.rule_id for rule in self._constraint.rules if rule.break_on_violation}
         broken = next((v.rule_id for v in violations if v.rule_id in breaking), None)
         if broken is not None:
@@ -258,27 +269,3 @@ class Answer:
         else:
             self._events.pop()
         self._events.append(replace(last, constraint_events=tuple(events), violations=violations))
-
-    def _own_events(self, last: StreamEvent) -> list[ConstraintEvent]:
-        assert self._constraint is not None
-        rule_ids, found = self._constraint.masked_rule_ids, []
-        if self._n_masked:
-            found.append(ConstraintEvent(EventKind.MASKED, rule_ids, count=self._n_masked))
-        if self._n_taken_back:
-            found.append(
-                ConstraintEvent(
-                    EventKind.STEPPED_BACK,
-                    rule_ids,
-                    position=self._first_taken_back,
-                    count=self._n_taken_back,
-                )
-            )
-        if last.finish_reason == "content_filter":
-            detail = "no token was left that the rules allow"
-            found.append(ConstraintEvent(EventKind.CONTENT_FILTER, rule_ids, detail, len(self.token_ids)))
-        return found
-
-
-def _event_of(violation: Violation) -> ConstraintEvent:
-    kind = EventKind.INCOMPLETE if violation.is_incomplete else EventKind.VIOLATION
-    return ConstraintEvent(kind, (violation.rule_id,), violation.detail)

@@ -26,6 +26,10 @@ class CacheKind(StrEnum):
     STATIC = "static"
     """transformers' StaticCache: fixed capacity, addresses that never move."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"cache must be one of {', '.join(cls)}, got {value!r}")
+
 
 class GrowingLayer(DynamicLayer):
     """A `DynamicLayer` that writes into a buffer with room to spare instead of copying at every step."""

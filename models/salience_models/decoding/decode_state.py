@@ -1,4 +1,4 @@
-"""What goes into a batch, and a batch between two forward passes."""
+"""What goes into a batch, which prompts of it are prefilled together, and a batch between two passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from salience_models.steering.batch_steering import SteeringRun
 from salience_models.steering.bias_plan import BiasPlan
 from salience_models.steering.request_steering import RequestSteering
 
-__all__ = ["DecodeState", "Request"]
+__all__ = ["DecodeState", "Request", "group_by_length"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,12 @@ class DecodeState:
         """
         counts = [len(ids) for ids in self.token_ids] if lengths is None else list(lengths)
         wanted = list(range(len(counts))) if only is None else list(only)
-        parts = split_rows(self.cache, {i: _first(self.columns_of(i), counts[i]) for i in wanted})
+        columns: dict[int, slice | Tensor] = {}
+        for i in wanted:
+            where = self.columns_of(i)
+            is_run = isinstance(where, slice)
+            columns[i] = slice(where.start, where.start + counts[i]) if is_run else where[: counts[i]]
+        parts = split_rows(self.cache, columns)
         return [
             RowCache(
                 tuple(self.token_ids[i][: counts[i]]),
@@ -95,5 +100,27 @@ class DecodeState:
         ]
 
 
-def _first(columns: slice | Tensor, count: int) -> slice | Tensor:
-    return slice(columns.start, columns.start + count) if isinstance(columns, slice) else columns[:count]
+def group_by_length(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
+    """Partition prompts so that the tokens computed, padding included, and the passes cost least.
+
+    Every group is padded to its longest prompt, so an optimal group holds neighbours in length.
+
+    Args:
+        lengths: Tokens of each prompt.
+        pass_tokens: How many tokens one more pass is worth.
+
+    Returns:
+        Places in `lengths`, group by group; within a group in the order given.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    best = [(0, 0)]  # for the shortest n prompts: what they cost, and where their last group starts
+    for end in range(1, len(order) + 1):
+        width = lengths[order[end - 1]]
+        best.append(min((best[s][0] + (end - s) * width + pass_tokens, s) for s in range(end)))
+    groups: list[list[int]] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        groups.append(sorted(order[start:end]))
+        end = start
+    return groups[::-1]

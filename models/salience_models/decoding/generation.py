@@ -1,6 +1,6 @@
 """The decode loop: a batch of requests to answers, streamed or whole."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,10 +8,9 @@ from torch import Tensor
 
 from salience_kernels import apply_constraint_mask
 from salience_models.constraints.events import ConstraintEvent, Violation
-from salience_models.decoding.answer import Answer, StreamEvent
+from salience_models.decoding.answer import RunningAnswer, StreamEvent
 from salience_models.decoding.cache import CacheKind, RowCache
 from salience_models.decoding.decode_state import DecodeState, Request
-from salience_models.decoding.prompt_lookup import PromptLookup
 from salience_models.decoding.sampling import Sampling
 from salience_models.language_model import LanguageModel
 from salience_models.steering.receipts import Receipt
@@ -20,17 +19,12 @@ __all__ = [
     "STEP_BACK_TOKENS",
     "Generation",
     "StreamEvent",
-    "continue_greedily",
     "generate",
     "join_events",
     "repeat",
     "stream",
 ]
 
-_VERIFIED_TOKENS = 64
-"""About how many tokens, of all requests together, a pass verifies: on a CPU more take what a step saves."""
-_MIN_VERIFIED, _MAX_VERIFIED = 4, 12
-"""Tokens of one request in a pass, the one that is known included."""
 STEP_BACK_TOKENS = 32
 """How far an answer that nobody has seen yet may go back; each token keeps one row of logits that long."""
 
@@ -79,15 +73,16 @@ def stream(
             back where the rules' intersection leads nowhere. With none only the token being chosen can.
             Growing cache only.
     """
+    tokenizer = lm.tokenizer
     _check(lm, requests, samplings)
-    assert lm.tokenizer is not None
     if hold_back_tokens < 0:
         raise ValueError(f"hold_back_tokens must be at least 0, got {hold_back_tokens}")
     is_growing = CacheKind(cache) is CacheKind.GROWING
     if hold_back_tokens and not is_growing:
         raise ValueError(f"cache must be 'growing' to hold tokens back, got {CacheKind(cache).value!r}")
+    ends = lm.info.eos_token_ids
     answers = [
-        Answer(row, request, sampling, lm.tokenizer, lm.info.eos_token_ids, hold_back_tokens=hold_back_tokens)
+        RunningAnswer(row, request, sampling, tokenizer, ends, hold_back_tokens=hold_back_tokens)
         for row, (request, sampling) in enumerate(zip(requests, samplings, strict=True))
     ]
     new_tokens = [s.max_new_tokens for s in samplings]
@@ -100,7 +95,7 @@ def stream(
         impl=impl,
         prefix=prefix,
     )
-    live: list[Answer | None] = list(answers)
+    live: list[RunningAnswer | None] = list(answers)
     while True:
         scores = _score(state.logits, live)
         for i, answer in enumerate(live):
@@ -118,7 +113,7 @@ def stream(
         lm.decode(state, [None if answer is None else answer.token_ids[-1] for answer in live])
 
 
-def _score(logits: Tensor, live: Sequence[Answer | None]) -> Tensor:
+def _score(logits: Tensor, live: Sequence[RunningAnswer | None]) -> Tensor:
     """Logits `[batch, vocab]` after biases, penalties and masks; the same tensor where there are none."""
     masks = [None if answer is None else answer.mask() for answer in live]
     adjusted = [i for i, answer in enumerate(live) if answer is not None and answer.is_adjusted]
@@ -139,8 +134,8 @@ def _score(logits: Tensor, live: Sequence[Answer | None]) -> Tensor:
 
 
 def _rearrange(
-    lm: LanguageModel, state: DecodeState, live: list[Answer | None], new_tokens: int
-) -> tuple[DecodeState, list[Answer | None]]:
+    lm: LanguageModel, state: DecodeState, live: list[RunningAnswer | None], new_tokens: int
+) -> tuple[DecodeState, list[RunningAnswer | None]]:
     """Drop finished requests once they are half of the batch, and what answers have taken back, at once."""
     kept = [i for i, answer in enumerate(live) if answer is not None]
     lengths = [
@@ -204,8 +199,6 @@ def repeat(request: Request, sampling: Sampling, n: int) -> tuple[list[Request],
 
 
 def _check(lm: LanguageModel, requests: Sequence[Request], samplings: Sequence[Sampling]) -> None:
-    if lm.tokenizer is None:
-        raise ValueError("tokenizer must be set to generate text, got a model without one")
     if len(samplings) != len(requests):
         raise ValueError(f"samplings must be one per request ({len(requests)}), got {len(samplings)}")
     for row, (request, sampling) in enumerate(zip(requests, samplings, strict=True)):
@@ -227,71 +220,3 @@ def _check(lm: LanguageModel, requests: Sequence[Request], samplings: Sequence[S
                 f"samplings[{row}].ignore_eos must be False beside rules that say when an answer ends, "
                 "got True"
             )
-
-
-def continue_greedily(
-    lm: LanguageModel,
-    state: DecodeState,
-    first_tokens: Sequence[int],
-    max_new_tokens: Sequence[int],
-    is_settled: Callable[[int, list[int]], bool] = lambda row, tokens: False,
-) -> list[list[int]]:
-    """Greedy tokens of each request from `first_tokens` on, up to an end token (left out) or its limit.
-
-    `state` has been fed everything before `first_tokens`. `is_settled(row, tokens)` may end a request
-    early. Requests that have ended leave the batch once they are a quarter of it. Where the state, which is
-    used up, can be trimmed, tokens are drafted by prompt lookup and verified several in a pass.
-    """
-    outs: list[list[int]] = [[] for _ in first_tokens]
-    rows, chosen = list(range(len(first_tokens))), [[token] for token in first_tokens]
-    lookups = [PromptLookup(ids) for ids in state.token_ids]
-    open_rows = set(rows)
-    while True:
-        for row, tokens in zip(rows, chosen, strict=True):
-            for token in tokens if row in open_rows else ():
-                is_end = token in lm.info.eos_token_ids
-                if not is_end:
-                    outs[row].append(token)
-                    lookups[row].extend([token])
-                if is_end or len(outs[row]) >= max_new_tokens[row] or is_settled(row, outs[row]):
-                    open_rows.remove(row)
-                    break
-        if not open_rows:
-            return outs
-        if 4 * len(open_rows) <= 3 * len(rows):
-            kept = [at for at, row in enumerate(rows) if row in open_rows]
-            caches = state.rows(only=kept)
-            state = lm.resume(
-                caches,
-                [state.requests[at] for at in kept],
-                new_tokens=2 * max(max_new_tokens),
-                like=state.run,
-            )
-            rows = [rows[at] for at in kept]
-        fed = [outs[row][-1:] if row in open_rows else [] for row in rows]
-        if lm.can_trim(state):
-            n_draft = min(max(_VERIFIED_TOKENS // len(rows), _MIN_VERIFIED), _MAX_VERIFIED) - 1
-            for row, tokens in zip(rows, fed, strict=True):
-                if tokens:
-                    tokens += lookups[row].propose(min(n_draft, max_new_tokens[row] - len(outs[row]) - 1))
-        chosen = _verify(lm, state, fed)
-
-
-def _verify(lm: LanguageModel, state: DecodeState, fed: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Feed each request a token and a draft; the draft as far as greedy decoding agrees, and one token more.
-
-    Requests that are fed nothing have ended; theirs mean nothing.
-    """
-    if max(map(len, fed)) == 1:
-        logits = lm.decode(state, [tokens[0] if tokens else None for tokens in fed])
-        return [[token] for token in logits.argmax(-1).tolist()]
-    before = [len(ids) for ids in state.token_ids]
-    greedy = lm.extend(state, fed).argmax(-1).tolist()
-    chosen = []
-    for tokens, own in zip(fed, greedy, strict=True):
-        agreed = 0
-        while agreed + 1 < len(tokens) and tokens[agreed + 1] == own[agreed]:
-            agreed += 1
-        chosen.append(own[: agreed + 1])
-    lm.trim(state, [n + min(len(f), len(c)) for n, f, c in zip(before, fed, chosen, strict=True)])
-    return chosen

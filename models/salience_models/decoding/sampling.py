@@ -1,5 +1,7 @@
-"""Choosing tokens and turning them into text: sampling parameters, stop strings, incremental decoding."""
+"""Choosing tokens and turning them into text: parameters, biases and penalties, stop strings, decoding."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Sampling", "StopScanner", "TextDecoder", "TokenSampler"]
+__all__ = ["LogitAdjustment", "Sampling", "StopScanner", "TextDecoder", "TokenSampler"]
 
 
 class Sampling(BaseModel):
@@ -72,6 +74,44 @@ class Sampling(BaseModel):
         return self
 
 
+class LogitAdjustment:
+    """What a request's `Sampling` does to its logits, in this order: bias, repetition, frequency and
+    presence.
+
+    The repetition penalty (Hugging Face's) divides positive and multiplies negative logits of every token
+    seen in the prompt or the answer; the other two (OpenAI's) are subtracted for tokens of the answer, by
+    their count and once.
+    """
+
+    def __init__(self, sampling: Sampling, prompt_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
+        self._sampling = sampling
+        self._prompt = sorted(set(prompt_ids))
+        self._ends = list(eos_token_ids)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is ever changed."""
+        s = self._sampling
+        penalties = (s.repetition_penalty, s.frequency_penalty, s.presence_penalty, s.min_new_tokens)
+        return bool(s.logit_bias) or penalties != (1, 0, 0, 0)
+
+    def apply(self, logits: Tensor, answer_ids: Sequence[int]) -> None:
+        """Change float `logits` `[vocab]` in place, given the answer so far."""
+        s = self._sampling
+        if s.logit_bias:
+            logits[list(s.logit_bias)] += torch.tensor(list(s.logit_bias.values())).to(logits)
+        if s.repetition_penalty != 1.0:
+            seen = sorted({*self._prompt, *answer_ids})
+            found = logits[seen]
+            logits[seen] = torch.where(found > 0, found / s.repetition_penalty, found * s.repetition_penalty)
+        if answer_ids and (s.frequency_penalty or s.presence_penalty):
+            counts = Counter(answer_ids)
+            repeated = torch.tensor(list(counts.values())).to(logits)
+            logits[list(counts)] -= s.frequency_penalty * repeated + s.presence_penalty
+        if len(answer_ids) < s.min_new_tokens:
+            logits[self._ends] = -torch.inf
+
+
 class TokenSampler:
     """Draws one request's tokens."""
 
@@ -93,8 +133,18 @@ class TokenSampler:
         if self._sampling.temperature == 0.0:
             token = int(logits.argmax())
         else:
-            weights = self._filtered(logits / self._sampling.temperature)
-            token = int(torch.multinomial(weights, 1, generator=self._generator))
+            # Top-k, top-p and min-p in this order; the likeliest token always stays.
+            rules, kept = self._sampling, logits / self._sampling.temperature
+            if 0 < rules.top_k < len(kept):
+                kept = kept.masked_fill(kept < kept.topk(rules.top_k).values[-1], -torch.inf)
+            weights = kept.softmax(-1)
+            if rules.top_p < 1.0:
+                ordered, index = weights.sort(descending=True, stable=True)
+                before = ordered.cumsum(-1) - ordered
+                weights[index[before >= rules.top_p]] = 0.0
+            if rules.min_p > 0.0:
+                weights[weights < rules.min_p * weights.max()] = 0.0
+            token = int(torch.multinomial(weights / weights.sum(), 1, generator=self._generator))
         return token, float(logits[token] - logits.logsumexp(-1))
 
     def alternatives(self, logits: Tensor) -> tuple[tuple[int, float], ...]:
@@ -104,20 +154,6 @@ class TokenSampler:
         found = logits.float().cpu().log_softmax(-1).topk(min(self._sampling.top_logprobs, len(logits)))
         pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
         return tuple((token, value) for token, value in pairs if value > -torch.inf)
-
-    def _filtered(self, logits: Tensor) -> Tensor:
-        """Probabilities `[vocab]` after top-k, top-p and min-p; the likeliest token always stays."""
-        if 0 < self._sampling.top_k < len(logits):
-            kth = logits.topk(self._sampling.top_k).values[-1]
-            logits = logits.masked_fill(logits < kth, -torch.inf)
-        probabilities = logits.softmax(-1)
-        if self._sampling.top_p < 1.0:
-            ordered, index = probabilities.sort(descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered
-            probabilities[index[before >= self._sampling.top_p]] = 0.0
-        if self._sampling.min_p > 0.0:
-            probabilities[probabilities < self._sampling.min_p * probabilities.max()] = 0.0
-        return probabilities / probabilities.sum()
 
 
 class TextDecoder:
@@ -148,7 +184,9 @@ class StopScanner:
             _, start = min(found)  # the first to be complete, however the text was cut into tokens
             shown, self.held, self.is_stopped = self.held[:start], "", True
             return shown
-        keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
+        # The longest end of what is held that begins a stop string waits for what follows it.
+        begun = (n for stop in self.stops for n in range(len(stop)) if self.held.endswith(stop[:n]))
+        keep = max(begun, default=0)
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return shown
 
@@ -157,7 +195,3 @@ class StopScanner:
         shown, self.held = self.held, ""
         return shown
 
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

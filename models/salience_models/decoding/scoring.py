@@ -8,7 +8,7 @@ from torch import Tensor
 
 from salience_models.decoding.cache import RowCache
 from salience_models.decoding.decode_state import DecodeState, Request
-from salience_models.decoding.generation import continue_greedily
+from salience_models.decoding.greedy import continue_greedily
 from salience_models.language_model import LanguageModel
 from salience_models.steering.receipts import Receipt
 

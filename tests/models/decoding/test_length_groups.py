@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from salience_models import Request, SteeringMethod
-from salience_models.decoding.length_groups import group_by_length
+from salience_models.decoding.decode_state import group_by_length
 
 
 def cost(groups, lengths, pass_tokens):

@@ -2,8 +2,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from salience_models.decoding.logit_adjustment import LogitAdjustment
-from salience_models.decoding.sampling import Sampling
+from salience_models.decoding.sampling import LogitAdjustment, Sampling
 
 LOGITS = torch.tensor([1.5, -2.0, 0.0, 3.0, -0.5, 2.0])
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from salience_models.decoding.decode_state import Request
-from salience_models.decoding.generation import continue_greedily
-from salience_models.decoding.prompt_lookup import PromptLookup
+from salience_models.decoding.greedy import PromptLookup, continue_greedily
 from salience_models.steering.bias_plan import SteeringMethod
 
 Factory = Callable[..., Any]
