@@ -1,42 +1,68 @@
-"""`Harness` on a tiny model: answers, receipts, streams, explanations; the README's lines on a real one."""
+"""`Harness.load`: everything is wired in one place; the public names; the README's lines on a real model."""
 
-from collections.abc import Mapping
+import inspect
+import json
+import typing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import salience
-from salience import Harness, Memory, Sampling, Steering, SteeringMethod
-from salience_models import ConstraintContradiction, LanguageModel, PromptTooLong
+from salience import Harness, Memory, MemoryStore, Sampling, Steering, TemplateInvalid, Viewer
+from salience.config import DEFAULT_MODEL
+from salience_memory.decay import DAY_NS
 
-FERRY = Memory(content="The ferry leaves at seven.", semantic_weight=0.9, memory_id="ferry")
-MUSEUM = Memory(content="The museum opens at ten.", semantic_weight=0.6, memory_id="museum")
-NEUTRAL = Memory(content="The bridge is blue.", memory_id="bridge")
 QUESTION = "When does the ferry leave?"
-SHORT = Sampling(max_new_tokens=8)
 
 
-def test_the_public_names_are_these():
-    assert salience.__all__ == [
-        "Answer",
-        "BiasPlan",
-        "ChatAnswer",
-        "ContextTemplate",
-        "Conversation",
-        "ConversationOptions",
-        "Explanation",
-        "Harness",
-        "Memory",
-        "MemoryStore",
-        "MemoryType",
-        "Receipt",
-        "Sampling",
-        "Steering",
-        "SteeringMethod",
-        "Viewer",
-        "load_template",
-    ]
+@pytest.fixture
+def load(tiny_checkpoint: Path, tmp_path: Path, clock: Any) -> Any:
+    """`load(**options)`: the tiny model with a memory that words recall."""
+
+    def load(**options: Any) -> Harness:
+        given = {"memory": tmp_path / "ann.db", "embedder": None, "clock": clock, "device": "cpu"}
+        return Harness.load(str(tiny_checkpoint), **(given | options))
+
+    return load
+
+
+def named_in(annotation: Any) -> set[type]:
+    """The classes of ours that an annotation names."""
+    if isinstance(annotation, type) and annotation.__module__.startswith("salience"):
+        return {annotation}
+    return set().union(*map(named_in, typing.get_args(annotation)))
+
+
+def test_every_class_that_a_public_signature_names_is_exported():
+    exported = {getattr(salience, name) for name in salience.__all__}
+    missing: set[str] = set()
+    for thing in [salience.Harness, salience.Session]:
+        for name, method in inspect.getmembers(thing, inspect.isroutine):
+            if (name.startswith("_") and name != "__init__") or not hasattr(method, "__annotations__"):
+                continue
+            module = inspect.getmodule(method)
+            names = (
+                vars(module) | vars(salience) | {name: getattr(salience, name) for name in salience.__all__}
+            )
+            hints = typing.get_type_hints(method, names | {"Embed": Any})
+            missing |= {
+                f"{thing.__name__}.{name}: {named.__name__}"
+                for hint in hints.values()
+                for named in named_in(hint)
+                if named not in exported
+            }
+    assert missing == set()
+
+
+def test_every_exported_name_is_there():
+    namespace: dict[str, Any] = {}
+    exec("from salience import *", namespace)
+    assert set(salience.__all__) <= set(namespace)
+    assert all(
+        issubclass(namespace[n], Exception) for n in ("HarnessError", "ModelsError", "MemoryRoomError")
+    )
 
 
 def test_the_rooms_readme_tells_the_defaults():
@@ -45,189 +71,121 @@ def test_the_rooms_readme_tells_the_defaults():
     assert f"- `{default.method}`, the default:" in readme
     assert f"(`share`, {default.share})" in readme
     assert f"`max_total_share` ({default.max_total_share})" in readme
-    assert (default.depth, default.query_scope, default.phase) == ((0.5, 1.0), "question", "prefill")
+    assert f"Default model: `{DEFAULT_MODEL}`" in readme
 
 
-def test_the_plan_has_a_block_for_each_memory_and_a_neutral_one_asks_for_nothing(harness: Harness):
-    prompt, request = harness.prepare(QUESTION, [FERRY, NEUTRAL, MUSEUM])
-    plan = request.plan
-    assert [span.name for span in plan.spans] == ["ferry", "bridge", "museum"]
-    assert [(s.start, s.end) for s in plan.spans] == [(s.start, s.end) for s in prompt.spans[:3]]
-    ferry, bridge, museum = plan.asks
-    assert (ferry, bridge) == (pytest.approx(0.2), 0.0)
-    assert museum == pytest.approx(0.2 * 1.5 / 9.0)
-    assert plan.question_start == prompt.spans[3].start
+def test_a_loaded_harness_remembers_from_one_opening_to_the_next(load: Any, short: Sampling):
+    with load() as harness:
+        session = harness.session(user="ann")
+        session.remember("The ferry leaves at seven.", weight=0.9)
+        session.chat("I work at Acme.", sampling=short)
+    with load() as harness:
+        answer = harness.session(user="ann").ask(QUESTION, sampling=short)
+        assert "The ferry leaves at seven." in [found.memory.content for found in answer.shown]
+        assert json.dumps(answer.to_dict())
+        assert any(
+            "Acme" in found.content for found in harness.session(user="ann").recall("Who works at Acme?")
+        )
 
 
-def test_trust_and_freshness_shrink_what_a_memory_asks_for(harness: Harness):
-    steering = Steering(method=SteeringMethod.LOGIT_BIAS)
-    doubted = FERRY.model_copy(update={"trust": 0.5, "memory_id": "doubted"})
-    _, request = harness.prepare(QUESTION, [FERRY, doubted], steering=steering)
-    assert request.plan.asks == (pytest.approx(np.log(9.0)), pytest.approx(np.log(0.7 / 0.3)))
+def test_a_rule_that_cannot_be_enforced_is_refused_before_it_is_stored(load: Any, short: Sampling):
+    with load() as harness:
+        session = harness.session(user="ann")
+        with pytest.raises(ValueError, match=r"json_schema\.not cannot be enforced"):
+            session.remember("Odd.", type="constraint", rule={"json_schema": {"not": {}}})
+        session.chat("Hello", sampling=short)
 
 
-def test_the_answers_receipt_tells_what_steering_did(harness: Harness):
-    answer = harness.ask(QUESTION, [FERRY, NEUTRAL], sampling=SHORT)
-    receipt = answer.receipt
-    assert (receipt.blocks, receipt.method, receipt.layers) == (("ferry", "bridge"), "share_control", (1,))
-    assert receipt.impls
-    assert all(receipt.impls)
-    assert receipt.shares()["ferry"] == pytest.approx(0.2, abs=0.01)
-    assert receipt.unbiased_shares()["ferry"] < 0.2
-    assert receipt.bias_nats[1, 0] > 0
-    assert not receipt.bias_nats[:, 1].any()
-    assert answer.finish_reason in ("stop", "length")
-    assert answer.prompt.text.count("ferry leaves") == 1
+def test_memories_fade_and_old_ones_are_archived_when_it_opens(load: Any, clock: Any):
+    with load() as harness:
+        harness.session(user="ann").remember("The ferry was late.", type="episodic")
+        clock.ns += 20 * DAY_NS
+        (faded,) = harness.memory.store.list(Viewer(user_id="ann"))
+        assert faded.freshness == 0.5
+    clock.ns += 400 * DAY_NS
+    with load() as harness:
+        assert harness.memory.store.list(Viewer(user_id="ann")) == []
+        assert len(harness.memory.store.list(Viewer(user_id="ann"), include_archived=True)) == 1
 
 
-def test_neutral_memories_leave_the_model_as_it_is(harness: Harness):
-    memories = [NEUTRAL, Memory(content="The ferry leaves at seven.", memory_id="ferry")]
-    _, steered = harness.prepare(QUESTION, memories)
-    assert not steered.plan.is_steering
-    plain = harness.ask(QUESTION, memories, sampling=SHORT)
-    heavy = harness.ask(QUESTION, [NEUTRAL, FERRY], sampling=SHORT)
-    assert plain.receipt.method == "none"
-    assert plain.receipt.shares() == plain.receipt.unbiased_shares()
-    assert heavy.prompt.token_ids == plain.prompt.token_ids
-    assert heavy.generation.logprobs[0] != plain.generation.logprobs[0]
+def test_recall_and_registrar_use_the_embedder_it_is_given(load: Any, short: Sampling):
+    texts: list[str] = []
+
+    def embed(given: Any) -> np.ndarray:
+        texts.extend(given)
+        return np.tile(np.float32([0.5, 0.5, 0.5, 0.5]), (len(given), 1))
+
+    with load(embedder=embed) as harness:
+        session = harness.session(user="ann")
+        session.remember("The ferry leaves at seven.")
+        session.chat("I work at Acme.", sampling=short)
+    assert any("ferry" in text for text in texts)
+    assert any("Acme" in text for text in texts)
 
 
-def test_without_memories_the_question_is_answered_unsteered(harness: Harness):
-    answer = harness.ask(QUESTION, sampling=SHORT)
-    assert (answer.receipt.method, answer.receipt.blocks) == ("none", ())
+def test_a_store_opened_by_hand_works_and_is_closed_with_the_harness(load: Any, tmp_path: Path, clock: Any):
+    store = MemoryStore(tmp_path / "own.db", clock=clock)
+    with load(memory=store) as harness:
+        harness.session(user="ann").remember("The ferry leaves at seven.")
+        assert harness.session(user="ann").recall(QUESTION)
+    with pytest.raises(Exception, match="closed"):
+        store.list(Viewer(user_id="ann"))
 
 
-def test_the_stream_is_the_answer_piece_by_piece(harness: Harness):
-    events = list(harness.stream(QUESTION, [FERRY, MUSEUM], sampling=SHORT))
-    answer = harness.ask(QUESTION, [FERRY, MUSEUM], sampling=SHORT)
-    assert "".join(event.text for event in events).strip() == answer.text
-    assert tuple(event.token_id for event in events) == answer.generation.token_ids
-    assert [event.receipt is None for event in events] == [True] * (len(events) - 1) + [False]
-    assert events[-1].receipt.shares() == answer.receipt.shares()
-    assert events[-1].finish_reason == answer.finish_reason
+def test_closing_twice_is_allowed_and_ends_the_sessions(load: Any, short: Sampling):
+    harness = load()
+    session = harness.session(user="ann")
+    session.chat("I work at Acme.", sampling=short)
+    harness.close()
+    harness.close()
+    assert session.is_closed
+    with load() as again:
+        assert len(again.memory.store.list(Viewer(user_id="ann"))) == 1
 
 
-def test_the_steering_of_one_question_overrides_the_harness(harness: Harness):
-    steering = Steering(method=SteeringMethod.LOGIT_BIAS, depth=(0.0, 1.0))
-    assert harness.ask(QUESTION, [FERRY], steering=steering, sampling=SHORT).receipt.layers == (0, 1)
-    assert harness.ask(QUESTION, [FERRY], sampling=SHORT).receipt.layers == (1,)
+def test_without_a_memory_it_answers_from_what_it_is_given(tiny_checkpoint: Path, short: Sampling):
+    with Harness.load(str(tiny_checkpoint), device="cpu", steering="none") as harness:
+        answer = harness.ask(
+            QUESTION, ["The ferry leaves at seven.", {"content": "x", "weight": 0.6}], sampling=short
+        )
+    assert (answer.receipt.method, len(answer.receipt.blocks)) == ("none", 2)
 
 
-def test_the_same_seed_gives_the_same_answer(harness: Harness):
-    sampling = Sampling(max_new_tokens=8, temperature=1.5, seed=3)
-    texts = {harness.ask(QUESTION, [FERRY], sampling=sampling).text for _ in range(2)}
-    assert len(texts) == 1
-    other = sampling.model_copy(update={"seed": 4})
-    assert harness.ask(QUESTION, [FERRY], sampling=other).text not in texts
-
-
-def test_explain_gives_each_memory_its_influence(harness: Harness):
-    found = harness.explain(QUESTION, [FERRY, NEUTRAL, MUSEUM], sampling=SHORT)
-    assert set(found.influence) == {"ferry", "bridge", "museum"}
-    assert all(np.isfinite(list(found.influence.values())))
-    assert found.answer.text == harness.ask(QUESTION, [FERRY, NEUTRAL, MUSEUM], sampling=SHORT).text
-    assert [span.name for span in found.plan.spans] == ["ferry", "bridge", "museum"]
-
-
-def test_explain_leaves_the_other_memories_steered_as_they_were(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-):
-    asked = []
-    scored = salience.harness.score
-
-    def score(lm, requests, continuations):
-        asked.extend({s.name: s.share for s in request.plan.spans} for request in requests)
-        return scored(lm, requests, continuations)
-
-    monkeypatch.setattr(salience.harness, "score", score)
-    harness.explain(QUESTION, [FERRY, MUSEUM], sampling=SHORT)
-    whole, without_ferry, without_museum = asked
-    assert without_ferry == {"museum": whole["museum"]}
-    assert without_museum == {"ferry": whole["ferry"]}
-
-
-def test_a_prompt_over_the_window_says_by_how_much(harness: Harness):
-    for ask in (harness.ask, harness.explain, lambda *a, **k: list(harness.stream(*a, **k))):
-        with pytest.raises(PromptTooLong, match=r"which is \d+ over the context window of 2048"):
-            ask("long " * 3000, [FERRY], sampling=SHORT)
-    length = len(harness.prepare(QUESTION, [FERRY])[0].token_ids)
-    with pytest.raises(PromptTooLong, match=f"has {length} tokens .* which is 1 over"):
-        harness.ask(QUESTION, [FERRY], sampling=Sampling(max_new_tokens=2049 - length))
-    assert harness.ask(QUESTION, [FERRY], sampling=SHORT).prompt.token_ids[-1] is not None
-
-
-def test_a_block_that_the_chat_template_drops_is_refused_by_name(tiny_lm: LanguageModel):
-    from transformers import AutoTokenizer
-
-    from salience_models.errors import BlockDropped
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_lm.info.path)
-    tokenizer.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}"
-    lm = LanguageModel(tiny_lm.model, tokenizer, tiny_lm.info)
-    with pytest.raises(BlockDropped, match=r"block 'ferry' .* must come out of the chat template as it is"):
-        Harness(lm).ask(QUESTION, [FERRY], sampling=SHORT)
-
-
-def constraint(rule_id: str, rule: Mapping[str, object], **rest: object) -> Memory:
-    return Memory.model_validate(
-        {"content": f"Rule {rule_id}.", "type": "constraint", "memory_id": rule_id, "rule": dict(rule)} | rest
-    )
-
-
-def test_rules_of_constraints_bind_every_way_of_answering(harness: Harness):
-    memories = [FERRY, constraint("yes-no", {"allow_values": ["yes", "no"]})]
-    free = constraint("yes-no", {"allow_values": ["yes"]}).model_copy(update={"rule": None})
-    assert harness.ask(QUESTION, [FERRY, free], sampling=SHORT).text not in ("yes", "no")
-    answer = harness.ask(QUESTION, memories, sampling=SHORT)
-    assert answer.text in ("yes", "no")
-    assert answer.generation.constraint_events
-    streamed = harness.stream(QUESTION, memories, sampling=SHORT)
-    assert "".join(event.text for event in streamed) == answer.text
-    found = harness.explain(QUESTION, memories, sampling=SHORT)
-    assert found.answer.text == answer.text
-    assert set(found.influence) == {"ferry", "yes-no"}
-
-
-def test_of_two_rules_on_one_key_the_trusted_memorys_binds(harness: Harness):
-    strong = constraint("strong", {"allow_values": ["yes"], "trust": 0.1}, key="k", trust=0.9)
-    weak = constraint("weak", {"allow_values": ["no"], "trust": 1.0}, key="k", trust=0.5)
-    answer = harness.ask(QUESTION, [strong, weak], sampling=SHORT)
-    assert answer.text == "yes"
-    assert answer.generation.constraint_events[0].rule_ids == ("weak", "strong")
-
-
-def test_rules_that_cannot_be_kept_are_refused_by_the_memorys_name(harness: Harness):
-    with pytest.raises(ValueError, match=r"^rule of memory 'odd': json_schema.not cannot be enforced"):
-        harness.ask(QUESTION, [constraint("odd", {"json_schema": {"not": {}}})], sampling=SHORT)
-    pair = [constraint("a", {"allow_values": ["yes"]}), constraint("b", {"forbid_phrases": ["YES"]})]
-    with pytest.raises(ConstraintContradiction, match=r"\['a', 'b'\] must leave a value"):
-        harness.ask(QUESTION, pair, sampling=SHORT)
-
-
-@pytest.mark.parametrize("is_rules", [True, False])
-def test_a_broken_answer_is_withheld_where_the_memory_or_its_rule_asks_for_it(
-    harness: Harness, is_rules: bool
-):
-    breaks = {"break_on_violation": True}
-    rule = {"check": "never said by it"} | (breaks if is_rules else {})
-    memory = constraint("polite", rule, **({} if is_rules else breaks))
-    answer = harness.ask(QUESTION, [memory], sampling=SHORT)
-    assert answer.text == '{"error": "CONSTRAINT_VIOLATION", "rule_id": "polite"}'
-    assert answer.finish_reason == "content_filter"
-    with pytest.raises(ValueError, match=r"got none under the rules \['polite'\]"):
-        harness.explain(QUESTION, [memory], sampling=SHORT)
+def test_a_template_that_is_not_there_is_refused_before_a_model_loads(tmp_path: Path):
+    with pytest.raises(TemplateInvalid, match="template must be one of"):
+        Harness.load("./nowhere", template="customer")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.model
-def test_the_readmes_lines_answer_from_a_memory():
+def test_facts_of_one_session_are_used_in_the_next(tmp_path: Path, clock: Any):
+    sampling = Sampling(max_new_tokens=24)
+    with Harness.load("bundled:smollm2-135m-instruct", memory=tmp_path / "memory.db", clock=clock) as harness:
+
+        def say(message: str) -> salience.Answer:
+            clock.ns += 10**9
+            with harness.session(user="ann") as session:
+                return session.chat(message, sampling=sampling)
+
+        say("I work at Acme.")
+        asked = say("Where do I work?")
+        assert "acme" in asked.text.lower()
+        fact = asked.shown[0].memory.memory_id
+        assert asked.receipt.shares()[fact] > asked.receipt.unbiased_shares()[fact] > 0.0
+        say("No, I work at Globex.")
+        corrected = say("Where do I work?")
+        assert "globex" in corrected.text.lower()
+        assert "Acme" not in corrected.turn.prompt.text
+
+
+@pytest.mark.model
+def test_a_memory_is_answered_from_and_its_share_rises():
     harness = Harness.load("bundled:smollm2-135m-instruct")
-    answer = harness.ask(
-        "When does the ferry leave?",
-        memories=[
-            Memory(content="The ferry leaves at seven.", semantic_weight=0.9),
-            Memory(content="The museum opens at ten."),
-        ],
-    )
+    memories = [
+        Memory("The ferry leaves at seven.", weight=0.9),
+        Memory("The museum opens at ten.", weight=0.5),
+    ]
+    answer = harness.ask(QUESTION, memories)
     assert "seven" in answer.text.lower()
     ferry, museum = answer.receipt.blocks
     assert answer.receipt.shares()[ferry] > answer.receipt.unbiased_shares()[ferry]

@@ -188,7 +188,7 @@ def render_context(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A memory's line in its section; `tokens` counts the line with its break, `place` is among those given."""
+    """A memory's line in its section; `tokens` counts its break too, `place` is among those given."""
 
     memory: Memory
     section: Section
