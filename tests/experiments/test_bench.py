@@ -2,6 +2,7 @@ import copy
 import json
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -196,7 +197,8 @@ def make_trial(plan, draft, length=60):
     task = build_task("kv", {"n_items": 1, "n_keys": 2}, ("first",), 0, None)
     tokens = tuple(3 + (7 * i) % 250 for i in range(length))
     cell = ArmCell("arm", "none", WeightSource.RECALL, {})
-    return PreparedTrial(task.items("first")[0], cell, {}, Request(tokens, plan), tuple(draft), "")
+    turn = SimpleNamespace(request=Request(tokens, plan))
+    return PreparedTrial(task.items("first")[0], cell, {}, turn, tuple(draft), "")
 
 
 PLANS = {
