@@ -28,21 +28,17 @@ def to_ns(moment: datetime | str | int) -> int:
     """
     if isinstance(moment, bool):
         raise ValueError(f"a time must be nanoseconds, an aware datetime or ISO 8601 text, got {moment!r}")
-    ns = moment if isinstance(moment, int) else (_aware(moment) - _EPOCH) // timedelta(microseconds=1) * 1000
-    if abs(ns) > _MAX_NS:
-        raise ValueError(f"a time must lie within 64-bit nanoseconds (1677 to 2262), got {moment}")
-    return ns
-
-
-def _aware(moment: datetime | str) -> datetime:
     if isinstance(moment, str):
         try:
             moment = datetime.fromisoformat(moment)
         except ValueError as error:
             raise ValueError(f"a time must be ISO 8601 text with an offset, got {moment!r}") from error
-    if moment.utcoffset() is None:
+    if isinstance(moment, datetime) and moment.utcoffset() is None:
         raise ValueError(f"a time must carry its offset from UTC, got the naive {moment.isoformat()}")
-    return moment
+    ns = moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+    if abs(ns) > _MAX_NS:
+        raise ValueError(f"a time must lie within 64-bit nanoseconds (1677 to 2262), got {moment}")
+    return ns
 
 
 def from_ns(ns: int, offset_min: int = 0) -> datetime:

@@ -135,11 +135,20 @@ def assess(memory: StoredMemory, now_ns: int, policy: DecayPolicy | None = None)
         return Standing(float(not expired), expired, False, False, False, tuple(reasons))
     step, left, stale, archive, overdue = 1.0, 1.0, False, False, False
     if not memory.pinned:
-        step, archive = _age_step(memory, now_ns, policy)
+        # A clock set back makes nothing older than new.
+        age_ns = max(0, now_ns - max(memory.verified_ns, memory.used_ns or 0))
+        reached = (s.freshness for s in policy.steps_of(memory.type) if age_ns <= s.until_days * DAY_NS)
+        # Past the last step: fetched from the archive it may be rendered, but its weight says nothing.
+        step = next(reached, None)
+        archive, step = step is None, step or 0.0
         left, stale = _lifetime(memory, now_ns)
-        overdue = _is_overdue(memory, now_ns, policy)
+        is_unverified = now_ns - memory.verified_ns > policy.reverify_after_days * DAY_NS
+        overdue = is_unverified and is_long_lived_preference(memory, policy)
     share = min(policy.unverified_share if overdue else 1.0, step)
-    contradicted = _is_contradicted(memory)
+    # Behaviour spoke against it, and no verification came after.
+    prefix = f"{CONTRADICTED_TAG}:"
+    moments = [tag.removeprefix(prefix) for tag in memory.tags if tag.startswith(prefix)]
+    contradicted = any(moment.isdecimal() and int(moment) >= memory.verified_ns for moment in moments)
     if contradicted:
         share *= policy.contradicted_share
     notes = (
@@ -160,17 +169,6 @@ def compute_freshness(memory: StoredMemory, now_ns: int, policy: DecayPolicy | N
     return assess(memory, now_ns, policy).freshness
 
 
-def _age_step(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> tuple[float, bool]:
-    """The freshness of its age, and whether it is past the last step."""
-    # A clock set back makes nothing older than new.
-    age_ns = max(0, now_ns - max(memory.verified_ns, memory.used_ns or 0))
-    for step in policy.steps_of(memory.type):
-        if age_ns <= step.until_days * DAY_NS:
-            return step.freshness, False
-    # Fetched from the archive on request it may be rendered, but its weight says nothing.
-    return 0.0, True
-
-
 def _lifetime(memory: StoredMemory, now_ns: int) -> tuple[float, bool]:
     """The fraction of the lifetime that is left, and whether it is stale."""
     if memory.valid_until is None:
@@ -182,18 +180,6 @@ def _lifetime(memory: StoredMemory, now_ns: int) -> tuple[float, bool]:
     # In whole nanoseconds, so that the boundary is the same moment on every platform.
     boundary_ns = memory.created_ns + round(lifetime_ns * memory.stale_after)
     return left, now_ns > boundary_ns and memory.verified_ns <= boundary_ns
-
-
-def _is_overdue(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bool:
-    unverified_ns = now_ns - memory.verified_ns
-    return unverified_ns > policy.reverify_after_days * DAY_NS and is_long_lived_preference(memory, policy)
-
-
-def _is_contradicted(memory: StoredMemory) -> bool:
-    """Whether behaviour spoke against it and no verification came after."""
-    prefix = f"{CONTRADICTED_TAG}:"
-    moments = [tag.removeprefix(prefix) for tag in memory.tags if tag.startswith(prefix)]
-    return any(moment.isdecimal() and int(moment) >= memory.verified_ns for moment in moments)
 
 
 _DEFAULT = DecayPolicy()

@@ -32,13 +32,22 @@ def maintain(store: MemoryStore, now_ns: int, policy: DecayPolicy | None = None)
     What is deleted goes in one transaction; the archive is filled by many, between which others may write.
     """
     policy = policy or DecayPolicy()
-    rows = _old_rows(store, now_ns, policy)
+    days = min(policy.steps_of(kind)[-1].until_days for kind in MemoryType)
+    kept_days = policy.delete_expired_after_days
+    rows = store.rows_past(
+        idle_since_ns=now_ns - int(days * DAY_NS),
+        expired_since_ns=None if kept_days is None else now_ns - int(kept_days * DAY_NS),
+    )
     deleted: list[str] = []
     if expired := [row for row in rows if row.valid_until is not None]:
         with store.transaction():
             for row in expired:
                 memory = _find(store, row)
-                if memory is not None and _is_at_its_end(memory, now_ns, policy):
+                if memory is None or memory.valid_until is None or kept_days is None:
+                    continue
+                if memory.read_only or memory.type is MemoryType.CONSTRAINT:
+                    continue
+                if now_ns - memory.valid_until >= kept_days * DAY_NS:
                     store.forget(row.memory_id, _owner_of(row))
                     deleted.append(row.memory_id)
     archived: list[str] = []
@@ -46,21 +55,14 @@ def maintain(store: MemoryStore, now_ns: int, policy: DecayPolicy | None = None)
         with store.transaction():
             for row in rows[start : start + _ARCHIVED_AT_ONCE]:
                 memory = _find(store, row)
-                if memory is not None and _belongs_in_archive(memory, now_ns, policy):
+                # The store changes no read-only row; reading treats it as archived all the same.
+                if memory is None or memory.read_only or memory.state is MemoryState.ARCHIVED:
+                    continue
+                if assess(memory, now_ns, policy).should_archive:
                     why = "older than the last age step"
                     store.archive(row.memory_id, _owner_of(row), reason=why, actor="maintenance")
                     archived.append(row.memory_id)
     return MaintenanceReport(tuple(archived), tuple(deleted))
-
-
-def _old_rows(store: MemoryStore, now_ns: int, policy: DecayPolicy) -> list[ProjectionRow]:
-    """Every row that may be due; most are not read at all."""
-    days = min(policy.steps_of(kind)[-1].until_days for kind in MemoryType)
-    kept_days = policy.delete_expired_after_days
-    return store.rows_past(
-        idle_since_ns=now_ns - int(days * DAY_NS),
-        expired_since_ns=None if kept_days is None else now_ns - int(kept_days * DAY_NS),
-    )
 
 
 def _owner_of(row: ProjectionRow) -> Viewer:
@@ -73,17 +75,3 @@ def _find(store: MemoryStore, row: ProjectionRow) -> StoredMemory | None:
         return store.get(row.memory_id, _owner_of(row))
     except MemoryNotFound:
         return None
-
-
-def _is_at_its_end(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bool:
-    if policy.delete_expired_after_days is None or memory.valid_until is None:
-        return False
-    if memory.read_only or memory.type is MemoryType.CONSTRAINT:
-        return False
-    return now_ns - memory.valid_until >= policy.delete_expired_after_days * DAY_NS
-
-
-def _belongs_in_archive(memory: StoredMemory, now_ns: int, policy: DecayPolicy) -> bool:
-    if memory.state is MemoryState.ARCHIVED or memory.read_only:
-        return False  # the store changes no read-only row; reading treats it as archived all the same
-    return assess(memory, now_ns, policy).should_archive

@@ -24,7 +24,6 @@ from salience_memory.index.lexical_index import QueryWords
 from salience_memory.index.projection import Projection
 from salience_memory.index.projections import Projections
 from salience_memory.index.roster import RowFilter
-from salience_memory.index.vector_index import VectorIndex
 from salience_memory.lexical import tokenize
 from salience_memory.ranking import RecallBreakdown, rank
 from salience_memory.records import MemoryType, StoredMemory
@@ -145,7 +144,13 @@ class MemoryRecall:
         kinds = tuple(MemoryType(kind) for kind in types)
         if not query.strip():
             return []
-        vector = self._query_vector(query, query_vector)
+        if query_vector is not None and self._fingerprint is None:
+            raise ValueError("fingerprint must name the embedding of query_vector, got none")
+        vector = query_vector
+        if query_vector is not None or self._cache is not None:
+            self._refuse_foreign()
+        if query_vector is None and self._cache is not None:
+            vector = self._cache.embed([query])[0]
         moment = self._clock() if now_ns is None else max(now_ns, self._clock())
         wanted = RowFilter(viewer, moment, kinds, tuple(tags), include_archived)
         breadth = top_k
@@ -269,14 +274,6 @@ class MemoryRecall:
             count += self._store.put_vectors(ids, versions, vectors, self._fingerprint)
             after = memories[-1].seq
 
-    def _query_vector(self, query: str, given: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-        if given is not None and self._fingerprint is None:
-            raise ValueError("fingerprint must name the embedding of query_vector, got none")
-        if given is None and self._cache is None:
-            return None
-        self._refuse_foreign()
-        return given if given is not None or self._cache is None else self._cache.embed([query])[0]
-
     def _propose(
         self, query: str, vector: NDArray[np.float32] | None, wanted: RowFilter, top_k: int
     ) -> tuple[QueryWords, dict[str, tuple[float, int] | None], bool]:
@@ -307,7 +304,11 @@ class MemoryRecall:
         places: list[int] = np.argsort(-scores, kind="stable")[:count].tolist()
         best = [pool[place] for place in places]
         finalists = dict.fromkeys([*best, *ids[:top_k], *list(near)[:top_k]])
-        return words, {key: _compared(vectors, similarities[key], key) for key in finalists}, True
+        compared: dict[str, tuple[float, int] | None] = {}
+        for key in finalists:
+            seq, similarity = vectors.seq_of(key), similarities[key]
+            compared[key] = None if seq is None or math.isnan(similarity) else (similarity, seq)
+        return words, compared, True
 
     def _similarities(
         self,
@@ -372,11 +373,6 @@ class MemoryRecall:
 def _finalists(top_k: int) -> int:
     """How many candidates are looked at for so many results."""
     return max(_FINALISTS, _FINALISTS_PER_RESULT * top_k)
-
-
-def _compared(vectors: VectorIndex, similarity: float, memory_id: str) -> tuple[float, int] | None:
-    seq = vectors.seq_of(memory_id)
-    return None if seq is None or math.isnan(similarity) else (similarity, seq)
 
 
 def _standing_of(result: RecalledMemory) -> tuple[float, float, float, str]:

@@ -28,9 +28,17 @@ _LENGTH_PENALTY = 0.75
 _CROWD_MARGIN = 0.1
 _MOST_CROWD = 4
 
-_WITH_SIMILARITY = (7.89, 2.423, -7.446, -2.891, -2.347)
-_BY_WORDS = (8.615, -12.854, 0.0, -2.237)
-"""Logistic coefficients of `probability_features`, the intercept last."""
+_WITH_SIMILARITY = (8.216, 2.559, -8.503, -2.697, -2.545)
+_BY_WORDS = (7.590, -2.731, -1.493, -1.781)
+"""Logistic coefficients of `probability_features`, the intercept last.
+
+Fitted on 1 December 2026 by `python -m salience_experiments.recall_probability --questions 120` with
+all-MiniLM-L6-v2, in English: 2,309 pairs (2,024 by words) of a message with one of its five best texts, from
+facts about a person, SQuAD 2.0 and HotpotQA. On messages that were held out, area under the ROC curve .979 on
+facts, .998 on SQuAD, .818 on HotpotQA (.893, .994, .803 by words); of the pairs given .8 or more, mean .93,
+.95 and .95, the shares that bear are .89, .97 and .94. On LoCoMo, 400 turns of one conversation and not
+fitted on, it is too high: of pairs given .93, .51 are named as evidence. memory/README.md has the table.
+"""
 
 _Item = TypeVar("_Item", int, str)
 

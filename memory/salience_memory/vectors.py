@@ -61,22 +61,19 @@ class EmbeddingCache:
         missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
         vectors = check_vectors(self._embed(missing), len(missing)) if missing else ()
         fresh = dict(zip(missing, vectors, strict=True))
-        rows = [fresh[text] if text in fresh else self._touch(text) for text in texts]
+        rows: list[NDArray[np.float32]] = []
+        for text in texts:
+            if text not in fresh:
+                self._vectors.move_to_end(text)
+            rows.append(fresh[text] if text in fresh else self._vectors[text])
         for text, vector in fresh.items():
-            self._keep(text, vector.copy())
+            self._vectors[text] = vector.copy()
+            self.used_bytes += _cost_bytes(text, vector)
+            while self.used_bytes > self._limit_bytes:
+                self.used_bytes -= _cost_bytes(*self._vectors.popitem(last=False))
         if len({len(row) for row in rows}) > 1:
             raise EmbeddingMismatch("embed must return vectors of one length, got another than before")
         return np.stack(rows)
-
-    def _touch(self, text: str) -> NDArray[np.float32]:
-        self._vectors.move_to_end(text)
-        return self._vectors[text]
-
-    def _keep(self, text: str, vector: NDArray[np.float32]) -> None:
-        self._vectors[text] = vector
-        self.used_bytes += _cost_bytes(text, vector)
-        while self.used_bytes > self._limit_bytes:
-            self.used_bytes -= _cost_bytes(*self._vectors.popitem(last=False))
 
 
 def _cost_bytes(text: str, vector: NDArray[np.float32]) -> int:

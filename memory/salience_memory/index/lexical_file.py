@@ -128,7 +128,14 @@ class LexicalFile:
         counts: Counter[tuple[int, str]] = Counter()
         sizes: dict[int, list[int]] = {}
         for entry, found, length in zip(entries, words, n_tokens, strict=True):
-            owner, facet = self._owner_number(entry.owner), entry.facet
+            facet, known = entry.facet, self.find_owner(entry.owner)
+            if known is None:
+                statement = "INSERT INTO owner VALUES (NULL, ?, ?, ?, ?, 0, 0)"
+                named = (entry.owner.scope.value, *entry.owner[1:])
+                owner = self._connection.execute(statement, named).lastrowid
+                assert owner is not None  # an INSERT that did not raise has one
+            else:
+                owner = known[0]
             labels = [_label("type", facet.type.value), *(_label("tag", tag) for tag in facet.tags)]
             tags = json.dumps(facet.tags)
             kind, until = facet.type.value, entry.valid_until
@@ -176,7 +183,8 @@ class LexicalFile:
         counts: dict[tuple[int, str], int] = {}
         for start in range(0, len(tokens), _BOUND_AT_ONCE):
             part = tokens[start : start + _BOUND_AT_ONCE]
-            statement = f"SELECT token, n FROM frequency WHERE owner = ? AND token IN ({_marks(part)})"
+            marks = ",".join("?" * len(part))
+            statement = f"SELECT token, n FROM frequency WHERE owner = ? AND token IN ({marks})"
             counts |= {(owner, token): n for token, n in self._connection.execute(statement, (owner, *part))}
         return counts
 
@@ -240,14 +248,6 @@ class LexicalFile:
         emptied = [(owner,) for owner, (n_texts, _) in sizes.items() if n_texts < 0]
         self._connection.executemany("DELETE FROM owner WHERE owner = ? AND n_texts <= 0", emptied)
 
-    def _owner_number(self, owner: Owner) -> int:
-        if (found := self.find_owner(owner)) is not None:
-            return found[0]
-        statement = "INSERT INTO owner VALUES (NULL, ?, ?, ?, ?, 0, 0)"
-        number = self._connection.execute(statement, (owner.scope.value, *owner[1:])).lastrowid
-        assert number is not None  # an INSERT that did not raise has one
-        return number
-
 
 def remove_database(path: Path) -> None:
     """Delete a database and what SQLite keeps beside it, if they are there."""
@@ -282,10 +282,6 @@ def _copy_to_memory(path: Path) -> sqlite3.Connection:
         copy.close()
         raise
     return copy
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ",".join("?" * len(values))
 
 
 def _document(columns: Iterable[Any]) -> tuple[RosterEntry, frozenset[str]]:

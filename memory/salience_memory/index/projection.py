@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from salience_memory.store.rows import Change, ProjectionRow, VectorBatch
 
@@ -112,17 +112,12 @@ def write_sealed(path: Path, parts: Callable[[], Iterator[bytes | memoryview]]) 
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     with replace_file(path) as temporary, os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(bytes(hashlib.sha256().digest_size))
-        digest = _write(file, parts())
+        digest = hashlib.sha256()
+        for part in parts():
+            digest.update(part)
+            file.write(part)
         file.seek(0)
-        file.write(digest)
-
-
-def _write(file: BinaryIO, parts: Iterable[bytes | memoryview]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-        file.write(part)
-    return digest.digest()
+        file.write(digest.digest())
 
 
 def _sync(path: Path, flags: int) -> None:

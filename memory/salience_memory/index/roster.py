@@ -153,10 +153,14 @@ class Roster:
         if memory_id in self._row_of:
             raise ValueError(f"memory_id must be new to the roster, got {memory_id!r}")
         if self._size == len(self._seqs):
-            self._grow()
+            capacity = 2 * len(self._seqs)
+            self._seqs = np.resize(self._seqs, capacity)
+            self._owners = np.resize(self._owners, capacity)
+            self._facets = np.resize(self._facets, capacity)
+            self._valid_until = np.resize(self._valid_until, capacity)
         row = self._size
         self._seqs[row] = seq
-        self._owners[row] = self._number_of_owner(owner)
+        self._owners[row] = self._owner_numbers.setdefault(owner, len(self._owner_numbers))
         self._facets[row] = self._number_of_facet(facet)
         self._valid_until[row] = FOR_EVER_NS if valid_until is None else valid_until
         self._ids.append(memory_id)
@@ -259,9 +263,6 @@ class Roster:
         mask[list(allowed or ())] = True
         return mask
 
-    def _number_of_owner(self, owner: Owner) -> int:
-        return self._owner_numbers.setdefault(owner, len(self._owner_numbers))
-
     def _number_of_facet(self, facet: Facet) -> int:
         number = self._facet_numbers.get(facet)
         if number is None:
@@ -269,10 +270,3 @@ class Roster:
             for label in (f"type={facet.type.value}", *(f"tag={tag}" for tag in facet.tags)):
                 self._facets_with.setdefault(label, set()).add(number)
         return number
-
-    def _grow(self) -> None:
-        capacity = 2 * len(self._seqs)
-        self._seqs = np.resize(self._seqs, capacity)
-        self._owners = np.resize(self._owners, capacity)
-        self._facets = np.resize(self._facets, capacity)
-        self._valid_until = np.resize(self._valid_until, capacity)

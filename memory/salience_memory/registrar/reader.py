@@ -122,7 +122,11 @@ def read_utterance(text: str, packs: Sequence[NoticingPack], turns: Sequence[Utt
         for pack in packs:
             if not pack.finds((pack.script,), sentence):
                 continue
-            said = _drop_openers(sentence, pack)
+            said = sentence
+            for pattern in pack.compiled(pack.openers):  # from its first word that says something
+                if (match := pattern.match(sentence)) and match.end() < len(sentence):
+                    said = sentence[match.end() :]
+                    break
             if _is_correction(said, pack, turns):
                 corrections.append(_read_correction(said, pack))
             if pack.finds(pack.vague, said.rstrip(".!。 ")):
@@ -137,14 +141,6 @@ def read_utterance(text: str, packs: Sequence[NoticingPack], turns: Sequence[Utt
             personal += [sentence] if is_personal else []
     correction = corrections[0] if corrections else None
     return Reading(tuple(findings), correction, tuple(vague), tuple(rest), tuple(personal))
-
-
-def _drop_openers(sentence: str, pack: NoticingPack) -> str:
-    """The sentence from its first word that says something."""
-    for pattern in pack.compiled(pack.openers):
-        if (match := pattern.match(sentence)) and match.end() < len(sentence):
-            return sentence[match.end() :]
-    return sentence
 
 
 def _apply_rules(sentence: str, pack: NoticingPack) -> list[Finding]:
@@ -242,14 +238,11 @@ def _refuses(pack: NoticingPack, intents: Sequence[IntentFilter], sentence: str,
         seen = sentence if is_whole else sentence[:start]
         if pack.finds(pack.intents.get(intent, ()), seen):
             return True
-        if intent is IntentFilter.QUOTED and _is_inside_quotes(seen):
-            return True
+        if intent is IntentFilter.QUOTED:
+            opened = seen.count("“") + seen.count("「") - seen.count("”") - seen.count("」")
+            if seen.count('"') % 2 == 1 or opened > 0:
+                return True
     return False
-
-
-def _is_inside_quotes(before: str) -> bool:
-    opened = before.count("“") + before.count("「") - before.count("”") - before.count("」")
-    return before.count('"') % 2 == 1 or opened > 0
 
 
 def _is_correction(sentence: str, pack: NoticingPack, turns: Sequence[Utterance]) -> bool:
@@ -258,12 +251,9 @@ def _is_correction(sentence: str, pack: NoticingPack, turns: Sequence[Utterance]
         return False
     if pack.finds(rules.strong, sentence):
         return True
-    answers_question = bool(turns) and turns[-1].role is Role.ASSISTANT and _asks(turns[-1])
-    return bool(turns) and not answers_question and pack.finds(rules.weak, sentence)
-
-
-def _asks(turn: Utterance) -> bool:
-    return _QUESTION_END.search(turn.text.rstrip()) is not None
+    last = turns[-1] if turns else None
+    asked = last is not None and last.role is Role.ASSISTANT and _QUESTION_END.search(last.text.rstrip())
+    return last is not None and not asked and pack.finds(rules.weak, sentence)
 
 
 def _read_correction(sentence: str, pack: NoticingPack) -> Correction:

@@ -4,7 +4,6 @@ import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
 from typing import Self, cast
 
@@ -85,6 +84,8 @@ class RegistrarQueue:
             text=turn.text,
             ns=ns,
         )
+        # The viewer in the alphabet of the audit log.
+        facts = {"session": _pack(viewer.session_id), "user": _pack(viewer.user_id)}
         # One lock around log and queue: what stands earlier in the log is settled earlier.
         with self._lock:
             if self._is_closed:
@@ -92,7 +93,7 @@ class RegistrarQueue:
             with self._store.transaction(durable=False):
                 episode_id = self._store.append_episode(episode)
                 if turn.role is Role.USER:
-                    self._store.append_event(ACCEPTED_EVENT, str(episode_id), _pack_viewer(viewer))
+                    self._store.append_event(ACCEPTED_EVENT, str(episode_id), facts)
             return self._enqueue(episode_id, turn, viewer, turns[-LOOK_BACK_TURNS:], known)
 
     def replay(self) -> "list[Future[list[RegistrarOutcome]]]":
@@ -106,7 +107,8 @@ class RegistrarQueue:
             for event in self._events(ACCEPTED_EVENT):
                 if event.request_id in settled:
                     continue
-                viewer = _unpack_viewer(event.facts)
+                user, session = _unpack(event.facts["user"]), _unpack(event.facts["session"])
+                viewer = Viewer(user_id=user, session_id=session)
                 before, episode = self._find(int(event.request_id), viewer)
                 if episode is None:  # forgotten since: there is nothing to settle
                     self._settle_event(event.request_id, [])
@@ -167,26 +169,21 @@ class RegistrarQueue:
         known: Sequence[str],
     ) -> list[RegistrarOutcome]:
         source_id = f"episode:{episode_id}"
-        outcomes = self._observe(turn, viewer, turns, known, source_id)
+        for left in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                outcomes = self._registrar.observe(turn, viewer, turns, known=known, source_id=source_id)
+                break
+            except VersionConflict:  # another process changed the memory in between: look again
+                if not left:
+                    raise
+        else:
+            raise AssertionError("the last attempt returns or raises")
         made = [found.memory.memory_id for found in outcomes if found.memory and found.kind in _KINDS_MADE]
         if made:
             self._store.link_episode(episode_id, made)
         if turn.role is Role.USER:
             self._settle_event(str(episode_id), outcomes)
         return outcomes
-
-    def _observe(
-        self,
-        turn: Utterance,
-        viewer: Viewer,
-        turns: Sequence[Utterance],
-        known: Sequence[str],
-        source_id: str,
-    ) -> list[RegistrarOutcome]:
-        for _ in range(_ATTEMPTS - 1):
-            with suppress(VersionConflict):  # another process changed the memory in between: look again
-                return self._registrar.observe(turn, viewer, turns, known=known, source_id=source_id)
-        return self._registrar.observe(turn, viewer, turns, known=known, source_id=source_id)
 
     def _settle_event(self, request_id: str, outcomes: Sequence[RegistrarOutcome]) -> None:
         kinds: list[JsonValue] = [f"{outcome.trigger.value}.{outcome.kind.value}" for outcome in outcomes]
@@ -217,20 +214,12 @@ def _turn_of(episode: StoredEpisode) -> Utterance:
     return Utterance(role=Role(episode.role), text=episode.text, ns=episode.ns)
 
 
-def _pack_viewer(viewer: Viewer) -> dict[str, JsonValue]:
-    """The viewer in the alphabet of the audit log: UTF-8 in hexadecimal, cut in pieces."""
-    return {"session": _pack(viewer.session_id), "user": _pack(viewer.user_id)}
-
-
 def _pack(name: str | None) -> JsonValue:
+    """A name in UTF-8 as hexadecimal, cut in pieces."""
     if name is None:
         return None
     text = name.encode().hex()
     return [text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS)]
-
-
-def _unpack_viewer(facts: dict[str, JsonValue]) -> Viewer:
-    return Viewer(session_id=_unpack(facts["session"]), user_id=_unpack(facts["user"]))
 
 
 def _unpack(pieces: JsonValue) -> str | None:

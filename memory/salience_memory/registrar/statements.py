@@ -75,11 +75,25 @@ class StatementWriter:
             return RegistrarOutcome(
                 OutcomeKind.IGNORED, trigger, "no user or session is named whose memory it would be"
             )
-        rivals = self._rivals(memory, statement.viewer)
-        same = next((rival for rival in rivals if _agrees(rival, finding, memory)), None)
-        same = same or self._find_duplicate(memory, rivals, statement.viewer)
+        # Live memories of the same owner, type and key, the one confirmed last first.
+        kinds = (memory.type,)
+        rivals = self._store.list(statement.viewer, key=memory.key, types=kinds, limit=_MOST_COMPARED)
+        rivals = [other for other in rivals if _owner_fields(other) == _owner_fields(memory)]
+        rivals.sort(key=lambda other: (-other.verified_ns, -other.seq))
+        for same in rivals:
+            result = read_result(same)
+            if is_same_text(same.content, memory.content) or (
+                result is not None and is_same_text(result, finding.result)
+            ):
+                break
+        else:
+            same = self._find_duplicate(memory, rivals, statement.viewer)
         if same is not None:
-            return self._merge(same, finding, statement, trigger)
+            with self._store.transaction(durable=same.type is MemoryType.CONSTRAINT):
+                if statement.stated_ns >= same.verified_ns:
+                    same = self._store.verify(same.memory_id, statement.viewer)
+                    self._set_task(finding, statement.viewer)
+            return RegistrarOutcome(OutcomeKind.MERGED, trigger, "known already", same)
         known = rivals[0] if rivals else None
         if known and finding.rule.conflict is ConflictFilter.ASK and trigger is not Trigger.CORRECTION:
             values = {"old": read_result(known) or known.content, "new": finding.result}
@@ -124,12 +138,6 @@ class StatementWriter:
             )
         return RegistrarOutcome(OutcomeKind.DECLARED, trigger, "judged a lasting fact", stored)
 
-    def _rivals(self, memory: Memory, viewer: Viewer) -> list[StoredMemory]:
-        """Live memories of the same owner, type and key, the one confirmed last first."""
-        found = self._store.list(viewer, key=memory.key, types=(memory.type,), limit=_MOST_COMPARED)
-        found = [other for other in found if _owner_fields(other) == _owner_fields(memory)]
-        return sorted(found, key=lambda other: (-other.verified_ns, -other.seq))
-
     def _find_duplicate(
         self, memory: Memory, rivals: Sequence[StoredMemory], viewer: Viewer
     ) -> StoredMemory | None:
@@ -152,15 +160,6 @@ class StatementWriter:
         nearest = others[:_MOST_EMBEDDED]
         return next((o for o in nearest if says_the_same(o.content, memory.content, self._embed)), None)
 
-    def _merge(
-        self, same: StoredMemory, finding: Finding, statement: Statement, trigger: Trigger
-    ) -> RegistrarOutcome:
-        with self._store.transaction(durable=same.type is MemoryType.CONSTRAINT):
-            if statement.stated_ns >= same.verified_ns:
-                same = self._store.verify(same.memory_id, statement.viewer)
-                self._set_task(finding, statement.viewer)
-        return RegistrarOutcome(OutcomeKind.MERGED, trigger, "known already", same)
-
     def _write(
         self,
         memory: Memory,
@@ -172,56 +171,46 @@ class StatementWriter:
         is_constraint = memory.type is MemoryType.CONSTRAINT
         with self._store.transaction(durable=is_constraint):
             if is_constraint and trigger is Trigger.CORRECTION and len(rivals) == 1:
-                stored = self._replace_constraint(rivals[0], memory, statement)
+                known = rivals[0]
+                if statement.stated_ns < known.verified_ns:
+                    raise StatementOutdated(
+                        f"memory {known.memory_id!r} was confirmed after this was stated"
+                    )
+                names = ("content", "value", "tags", "semantic_weight", "valid_until", "provenance", "trust")
+                stored = self._store.update(
+                    known.memory_id,
+                    statement.viewer,
+                    changes={name: getattr(memory, name) for name in names},
+                    reason=Trigger.CORRECTION.value,
+                    actor=ACTOR,
+                    expected_version=known.version,
+                )
             else:
-                supersede = finding.rule.conflict is not ConflictFilter.KEEP
-                stored = self._declare(memory, supersede, statement, trigger)
+                try:
+                    (stored,) = self._store.declare(
+                        [memory],
+                        reason=trigger.value,
+                        actor=ACTOR,
+                        supersede=finding.rule.conflict is not ConflictFilter.KEEP,
+                        stated_ns=statement.stated_ns,
+                    )
+                except MemoryExists:
+                    # The same content under the same owner, noted meanwhile or by hand: the same memory.
+                    stored = self._store.verify(memory.memory_id, statement.viewer)
             self._set_task(finding, statement.viewer)
             if is_constraint or finding.rule.conflict is ConflictFilter.KEEP:
-                self._log_conflicts([*rivals, stored])
+                latest = {one.memory_id: one for one in (*rivals, stored)}
+                for conflict in find_conflicts(latest.values()):
+                    self._store.append_event(CONFLICT_EVENT, "", conflict.as_facts())
         is_update = any(rival.memory_id == stored.memory_id for rival in rivals)
         kind = OutcomeKind.UPDATED if is_update else OutcomeKind.DECLARED
         return RegistrarOutcome(kind, trigger, f"rule {finding.rule.name}", stored)
-
-    def _declare(
-        self, memory: Memory, supersede: bool, statement: Statement, trigger: Trigger
-    ) -> StoredMemory:
-        try:
-            (stored,) = self._store.declare(
-                [memory],
-                reason=trigger.value,
-                actor=ACTOR,
-                supersede=supersede,
-                stated_ns=statement.stated_ns,
-            )
-            return stored
-        except MemoryExists:
-            # The same content under the same owner, noted meanwhile or by hand: it is the same memory.
-            return self._store.verify(memory.memory_id, statement.viewer)
-
-    def _replace_constraint(self, known: StoredMemory, memory: Memory, statement: Statement) -> StoredMemory:
-        if statement.stated_ns < known.verified_ns:
-            raise StatementOutdated(f"memory {known.memory_id!r} was confirmed after this was stated")
-        fields = ("content", "value", "tags", "semantic_weight", "valid_until", "provenance", "trust")
-        return self._store.update(
-            known.memory_id,
-            statement.viewer,
-            changes={name: getattr(memory, name) for name in fields},
-            reason=Trigger.CORRECTION.value,
-            actor=ACTOR,
-            expected_version=known.version,
-        )
 
     def _set_task(self, finding: Finding, viewer: Viewer) -> None:
         if finding.rule.status is None:
             return
         scope = Scope.USER if viewer.user_id is not None else Scope.SESSION
         self._store.set_task(viewer, finding.key, finding.result, finding.rule.status, scope=scope)
-
-    def _log_conflicts(self, memories: Sequence[StoredMemory]) -> None:
-        latest = {memory.memory_id: memory for memory in memories}
-        for conflict in find_conflicts(latest.values()):
-            self._store.append_event(CONFLICT_EVENT, "", conflict.as_facts())
 
 
 def _make_memory(finding: Finding, statement: Statement) -> Memory | None:
@@ -274,10 +263,3 @@ def _owner_fields(memory: Memory) -> _Owner:
 
 def _topic(memory: Memory) -> str | None:
     return None if memory.key is None else memory.key.split(".")[0]
-
-
-def _agrees(known: StoredMemory, finding: Finding, memory: Memory) -> bool:
-    result = read_result(known)
-    return is_same_text(known.content, memory.content) or (
-        result is not None and is_same_text(result, finding.result)
-    )

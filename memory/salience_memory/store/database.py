@@ -238,7 +238,11 @@ class Database:
                 finally:
                     self._depth -= 1
             if self._must_purge and not self._depth:
-                self._purge_log()
+                # Move the log into the file and cut it off, unless another process stays in it.
+                self._must_purge = False
+                self._connection.execute(f"PRAGMA busy_timeout = {_PURGE_TIMEOUT_MS}")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                self._connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
 
     @contextmanager
     def _transaction(self, durable: bool) -> Generator[None]:
@@ -296,13 +300,6 @@ class Database:
     def purge_after(self) -> None:
         """Empty the write-ahead log once this transaction is committed: what it deletes is in no file."""
         self._must_purge = True
-
-    def _purge_log(self) -> None:
-        """Move the log into the file and cut it off, unless another process stays in it."""
-        self._must_purge = False
-        self._connection.execute(f"PRAGMA busy_timeout = {_PURGE_TIMEOUT_MS}")
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self._connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""

@@ -176,7 +176,11 @@ class MemoryStore(IndexFeed, RecordExchange, StoreLogs):
                 row = rivals[0]
             elif memory.memory_id == derive_memory_id(memory.content, memory.scope, *owner[1:]):
                 # It may be said already under another id, as by a row that superseded; given ids count.
-                row = next((twin for twin in of_key if _says(memory, twin)), None)
+                for twin in of_key:
+                    renamed = memory.model_copy(update={"memory_id": twin["memory_id"]})
+                    if encode_body(renamed) == twin["body"]:
+                        row = twin
+                        break
         elif (row["scope"], row["user_id"], row["session_id"]) != owner or not (
             row["state"] == MemoryState.ARCHIVED
             or has_expired(row, statement.now_ns)
@@ -496,8 +500,3 @@ class MemoryStore(IndexFeed, RecordExchange, StoreLogs):
         with self._database.writing(durable=True) as connection:
             self._cache.clear()
             return mend(connection, self.path)
-
-
-def _says(memory: Memory, row: sqlite3.Row) -> bool:
-    """Whether a row of another id says just what is declared."""
-    return encode_body(memory.model_copy(update={"memory_id": row["memory_id"]})) == row["body"]
