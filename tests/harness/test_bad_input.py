@@ -24,7 +24,7 @@ def fail(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.fixture
 def model(tiny_checkpoint: Path) -> list[str]:
-    return ["--model", str(tiny_checkpoint), "--device", "cpu"]
+    return ["--model", str(tiny_checkpoint), "--device", "cpu", "--no-memory"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def model(tiny_checkpoint: Path) -> list[str]:
 )
 def test_an_unknown_model_is_named(capfd: pytest.CaptureFixture[str], source: str, message: str):
     assert message in fail(capfd, "chat", "What?", "--model", source)
-    assert message in fail(capfd, "explain", "What?", "--memory", "A fact.", "--model", source)
+    assert message in fail(capfd, "explain", "What?", "--given", "A fact.", "--model", source)
 
 
 def test_a_folder_that_holds_no_model_says_what_it_lacks(capfd: pytest.CaptureFixture[str], tmp_path: Path):
@@ -71,7 +71,7 @@ def test_an_option_out_of_bounds_is_named(
         ("text::1.0", "semantic_weight must be in [0.5, 0.99], got 1.0: a weight of 1 means infinite odds"),
         ("text::0.4", "semantic_weight must be in [0.5, 0.99], got 0.4"),
         ("text::nan", "semantic_weight must be in [0.5, 0.99], got nan"),
-        ("std::vector", '--memory must be "text" or "text::weight"'),
+        ("std::vector", '--given must be "text" or "text::weight"'),
         ("", "content must hold text, got ''"),
         (" ::0.9", "content must hold text, got ' '"),
     ],
@@ -79,7 +79,7 @@ def test_an_option_out_of_bounds_is_named(
 def test_a_memory_that_its_contract_refuses_is_named_before_the_model_loads(
     capfd: pytest.CaptureFixture[str], memory: str, message: str
 ):
-    assert fail(capfd, "chat", "What?", "--memory", memory, "--model", "./nowhere").startswith(message)
+    assert fail(capfd, "chat", "What?", "--given", memory, "--model", "./nowhere").startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_a_memory_file_says_which_memory_is_wrong(
 ):
     file = tmp_path / "memories.json"
     file.write_text(json.dumps(declared))
-    error = fail(capfd, "chat", "What?", "--memories", str(file), "--model", "./nowhere")
+    error = fail(capfd, "chat", "What?", "--given-file", str(file), "--model", "./nowhere")
     assert error.startswith(f"memory file {file}: {message}")
 
 
 def test_a_memory_file_that_cannot_be_read_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path):
     file = tmp_path / "memories.json"
-    ask = ["chat", "What?", "--model", "./nowhere", "--memories"]
+    ask = ["chat", "What?", "--model", "./nowhere", "--given-file"]
     assert fail(capfd, *ask, str(file)) == f"memory file {file} does not exist"
     assert fail(capfd, *ask, str(tmp_path)) == f"memory file {tmp_path} cannot be read: Is a directory"
     assert "cannot be read: Not a directory" in fail(capfd, *ask, "/dev/null/memories.json")
@@ -115,7 +115,7 @@ def test_a_memory_file_that_cannot_be_read_is_named(capfd: pytest.CaptureFixture
 
 
 def test_the_same_memory_twice_is_refused(capfd: pytest.CaptureFixture[str], model: list[str]):
-    twice = ["--memory", "A fact.", "--memory", "A fact.::0.6"]
+    twice = ["--given", "A fact.", "--given", "A fact.::0.6"]
     for command in ("chat", "explain"):
         error = fail(capfd, command, "What?", *twice, *model)
         assert error.startswith("memories must have different ids, got 'm-")
@@ -124,17 +124,17 @@ def test_the_same_memory_twice_is_refused(capfd: pytest.CaptureFixture[str], mod
 
 def test_a_blank_question_is_refused(capfd: pytest.CaptureFixture[str], model: list[str]):
     for command in ("chat", "explain"):
-        error = fail(capfd, command, " ", "--memory", "A fact.", *model)
-        assert error == "question must hold text, got a blank one"
+        error = fail(capfd, command, " ", "--given", "A fact.", *model)
+        assert error == "message must hold text, got a blank one"
 
 
 def test_explain_needs_a_memory(capfd: pytest.CaptureFixture[str], model: list[str]):
-    assert "explain needs at least one --memory" in fail(capfd, "explain", "What?", *model)
+    assert "explain needs at least one --given" in fail(capfd, "explain", "What?", *model)
 
 
 def test_a_prompt_over_the_window_says_by_how_much(capfd: pytest.CaptureFixture[str], model: list[str]):
-    for arguments in (["chat", "long " * 2000], ["explain", "What?", "--memory", "long " * 2000]):
-        error = fail(capfd, *arguments, "--memory", "A fact.", *model, "--max-new-tokens", "8")
+    for arguments in (["chat", "long " * 2000], ["explain", "What?", "--given", "long " * 2000]):
+        error = fail(capfd, *arguments, "--given", "A fact.", *model, "--max-new-tokens", "8")
         assert error.startswith("the prompt has ")
         assert error.endswith("over the context window of 2048")
 
@@ -152,7 +152,7 @@ def test_a_block_that_the_template_drops_is_named(
     for file in tiny_checkpoint.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}>")
-    ask = ["chat", "What?", "--memory", "A fact.", "--model", str(folder), "--device", "cpu"]
+    ask = ["chat", "What?", "--given", "A fact.", "--model", str(folder), "--device", "cpu", "--no-memory"]
     assert "must come out of the chat template as it is, got a template that drops it" in fail(capfd, *ask)
 
 

@@ -211,6 +211,26 @@ def test_search_by_words_explains_its_scores(run, fail):
     assert fail("search", " ", "--no-embed") == "query must hold text, got ' '"
 
 
+def test_stored_text_never_sends_a_terminal_its_escapes(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("red \x1b[31m, wiped \x9b2J, gone\r"))
+    added = add(run, "-", "--key", "k\x1b]0;title\x07", "--tag", "t", "--reason", "so\x1b[2J", "--id", "a")
+    assert added["content"] == "red \x1b[31m, wiped \x9b2J, gone"
+    for command in (
+        ["list"],
+        ["show", "a"],
+        ["history", "a"],
+        ["search", "wiped", "--no-embed", "--explain"],
+        ["list", "--json"],
+        ["show", "a", "--json"],
+        ["forget", "a", "--yes"],
+    ):
+        out = run(*command)
+        assert "wiped" in out
+        assert not set(out) & {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0))} - {"\n"}
+        if "--json" not in command:
+            assert r"red \x1b[31m, wiped \x9b2J" in out
+
+
 @pytest.mark.model
 def test_search_by_meaning_finds_what_shares_no_word(run):
     add(run, "Ann is allergic to peanuts", "--user", "ann")
@@ -323,7 +343,7 @@ def test_without_a_setting_the_store_is_in_the_users_data_folder(run, tmp_path, 
     add(run, "A fact")
     assert (tmp_path / "data" / "salience" / "memory.db").is_file()
     other = tmp_path / "other.db"
-    add(run, "Another fact", "--db", str(other))
+    add(run, "Another fact", "--memory", str(other))
     assert [memory["content"] for memory in json.loads(run("list", "--json"))] == ["A fact"]
 
 
