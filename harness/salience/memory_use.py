@@ -59,7 +59,8 @@ def count_memory_use(events: "Iterable[AuditEvent]") -> list[MemoryUse]:
     for event in events:
         if event.kind == "generation":
             cited = event.facts.get("references")
-            references.update(map(str, cited.get("memory_ids", ())) if isinstance(cited, dict) else ())
+            ids = cited.get("memory_ids") if isinstance(cited, dict) else None
+            references.update(map(str, ids) if isinstance(ids, list) else ())
         elif event.kind == "render":
             truncations.update(str(cut["memory_id"]) for cut in _entries(event.facts.get("truncations")))
             for entry in _entries(event.facts.get("rendered")):

@@ -113,7 +113,7 @@ def test_recall_and_registrar_use_the_embedder_it_is_given(load: Any, short: Sam
 
     def embed(given: Any) -> np.ndarray:
         texts.extend(given)
-        return np.tile(np.float32([0.5, 0.5, 0.5, 0.5]), (len(given), 1))
+        return np.tile(np.full(4, 0.5, np.float32), (len(given), 1))
 
     with load(embedder=embed) as harness:
         session = harness.session(user="ann")

@@ -19,7 +19,7 @@ from salience import (
     StoreUnavailable,
     Viewer,
 )
-from salience_memory import Utterance
+from salience_memory import Role, Utterance
 
 FERRY = Memory("The ferry leaves at seven.", memory_id="ferry")
 BRIDGE = Memory("The bridge is blue.", weight=0.5, memory_id="bridge")
@@ -60,6 +60,7 @@ def test_the_stream_is_the_answer_piece_by_piece(harness: Harness, short: Sampli
     answer = session.ask(QUESTION, [FERRY], sampling=short)
     assert "".join(event.text for event in events).strip() == answer.text
     assert [event.answer is None for event in events] == [True] * (len(events) - 1) + [False]
+    assert events[-1].answer is not None
     assert events[-1].answer.receipt.shares() == answer.receipt.shares()
 
 
@@ -155,12 +156,12 @@ def test_a_prompt_over_the_window_says_by_how_much(harness: Harness, short: Samp
 
 
 def test_what_a_crash_left_unsettled_is_settled_by_the_next_to_open_it(
-    memory: MemoryAccess, remembering: Harness, clock: Callable[[], int], short: Sampling
+    memory: MemoryAccess, clock: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ):
     viewer = Viewer(user_id="ann", session_id="one")
-    said = Utterance(role="user", text="I work at Acme.", ns=clock())
+    said = Utterance(role=Role.USER, text="I work at Acme.", ns=clock())
     registrar = memory.registrar
-    registrar._enqueue = lambda *_: None  # acknowledged, never settled: as a crash leaves it
+    monkeypatch.setattr(registrar, "_enqueue", lambda *_: None)  # acknowledged and never settled
     registrar.submit(said, viewer)
     with MemoryAccess.open(memory.store.path, embedder=None, clock=clock) as reopened:
         reopened.registrar.flush()

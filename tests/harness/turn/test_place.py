@@ -21,7 +21,8 @@ NO_SYSTEM = (
 def block_texts(lm: LanguageModel, turn: Turn) -> dict[str, str]:
     ids = turn.prompt.token_ids
     return {
-        span.name: lm.tokenizer.decode(list(ids[span.start : span.end])).strip() for span in turn.prompt.spans
+        span.name: str(lm.tokenizer.decode(list(ids[span.start : span.end]))).strip()
+        for span in turn.prompt.spans
     }
 
 
@@ -113,7 +114,8 @@ def test_history_that_markup_made_too_long_goes_oldest_exchange_first(
     )
     lm = with_tokenizer(padded)
     talk = Harness(lm, options=roomy).session()
-    for place in range(12):
+    prompt = talk.chat("message 0", sampling=short).turn.prompt
+    for place in range(1, 12):
         prompt = talk.chat(f"message {place}", sampling=short).turn.prompt
         assert len(prompt.token_ids) + short.max_new_tokens <= lm.info.context_window
     assert len(talk.turns) == 24

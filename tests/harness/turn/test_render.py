@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 
 from salience import (
+    Harness,
+    LanguageModel,
     Memory,
     Message,
     Parts,
     ProtocolMismatch,
     Rendering,
+    Sampling,
     Session,
     Steps,
     TextSpan,
@@ -82,12 +85,15 @@ def test_expired_constraints_are_not_rendered(ann: Session, declare: Callable, c
     assert "French" not in turn.prompt.text
 
 
-def test_a_history_that_outgrows_its_share_becomes_a_digest_and_fits(harness, roomy: TurnOptions, short):
+def test_a_history_that_outgrows_its_share_becomes_a_digest_and_fits(
+    tiny_lm: LanguageModel, roomy: TurnOptions, short: Sampling
+):
     options = roomy.model_copy(update={"has_summaries": False, "compaction": Compaction(threshold=0.6)})
-    talk = type(harness)(harness.lm, options=options).session()
+    talk = Harness(tiny_lm, options=options).session()
+    prompt = talk.prepare("Hello").prompt
     for place in range(8):
         said = f"My meeting with Bob{place} is tomorrow at {place} pm. " + "bla " * 20
         prompt = talk.chat(said, sampling=short).turn.prompt
-        assert len(prompt.token_ids) + short.max_new_tokens <= harness.lm.info.context_window
+        assert len(prompt.token_ids) + short.max_new_tokens <= tiny_lm.info.context_window
     assert "[CONVERSATION_SUMMARY]" in prompt.text
     assert "- [Appointment] day=tomorrow" in prompt.text
