@@ -73,7 +73,7 @@ def test_with_a_user_it_recalls_remembers_and_forgets(talk, model, tmp_path):
     assert "error: /forget must be followed by a memory's id" in err
     assert f"forgot {memory_id}" in out
     assert "nothing is remembered yet" in out
-    assert f"error: no memory '{memory_id}'" in err
+    assert f"error: memory_id must name a memory of this session's, got '{memory_id}'" in err
     assert "nothing is remembered yet" in talk(["/memory"], "--user", "bob", *model)[0]
 
 

@@ -231,7 +231,7 @@ def _events(
 
 
 def _heat_map(rows: Sequence[MemoryUse], store: "MemoryStore", viewer: Viewer) -> Table:
-    visible = store.get_many(
+    known = store.get_many(
         [row.memory_id for row in rows], viewer, include_archived=True, include_expired=True
     )
     table = Table(title="Heat map", title_justify="left")
@@ -246,8 +246,8 @@ def _heat_map(rows: Sequence[MemoryUse], store: "MemoryStore", viewer: Viewer) -
         is_cut = row.truncation_rate >= MANY_CUTS
         style = "bold red" if is_cut else "bold green" if is_heavy else ""
         name = Text(visible(row.memory_id))
-        if row.memory_id in visible:
-            name.append("\n").append_text(line_of(visible[row.memory_id]))
+        if row.memory_id in known:
+            name.append("\n").append_text(line_of(known[row.memory_id]))
         table.add_row(
             Text(f"{_bar(row.references, most)} {row.references}{' ▲' if is_heavy else ''}"),
             str(row.renders),
