@@ -9,14 +9,12 @@ BIN := $(VENV)/bin
 FAISS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 STAMP := $(VENV)/installed-$(FAISS)
-DEMO := experiments/ablations/demo.yaml
 
 .PHONY: demo test check install clean
 .DELETE_ON_ERROR:
 
 demo: install
-	$(BIN)/salience run $(DEMO)
-	$(BIN)/salience report $(DEMO)
+	$(BIN)/salience demo
 
 test: install
 	$(BIN)/python -m pytest

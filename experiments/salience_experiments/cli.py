@@ -42,7 +42,7 @@ class _Benches(typer.core.TyperGroup):
 
 def add_commands(app: typer.Typer) -> tuple[type[Exception], ...]:
     """Add this room's commands to the `salience` command; returns the failures that are a user's to read."""
-    for command in (run, report, power, merge, parity):
+    for command in (run, demo, report, power, merge, parity):
         app.command()(command)
     benches = typer.Typer(cls=_Benches, help="Measure speed against a peer in the same run.")
     benches.callback()(lambda: None)
@@ -139,6 +139,38 @@ def run(
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True),
         )
     console.print(f"{run_dir}\nnext: salience report {run_dir}", markup=False, soft_wrap=True)
+
+
+def demo(data: DataOption = None, results: ResultsOption = None) -> None:
+    """One question live under the default steering, then the contrast that the spec `demo` declares."""
+    from rich.console import Console
+
+    from salience_experiments.manifests import read_run
+    from salience_experiments.runner import RunOptions, run_directory
+    from salience_experiments.spec import load_spec
+
+    console, path = Console(highlight=False), find_spec("demo")
+    spec = load_spec(path)
+    run(str(path), data=data, results=results, limit=1)
+    folder = run_directory(spec, RunOptions(results or default_results(path)))
+    first = [trial for trial in read_run(folder).trials if trial.position == "middle"]
+    first = [trial for trial in first if trial.item == first[0].item]
+    console.print(f"\n{first[0].params['question']}  (the answer stands in the middle of six memories)", style="bold")
+    for trial in first:
+        masses = trial.receipt or {}
+        share, before = (dict(masses.get(name, {})).get("gold") for name in ("shares", "unbiased"))
+        seen = "" if share is None else f"  [gold memory: {share:.1%} of attention, {before:.1%} unbiased]"
+        mark = "right" if trial.metric == 1.0 else "wrong"
+        console.print(f"  {trial.arm:14} {mark}: {trial.answer}{seen}", markup=False, soft_wrap=True)
+    console.print()
+    run(str(path), data=data, results=results)
+    report([str(path)], results=results)
+    console.print(
+        "\nThe default model on published data, losses too: experiments/results/synthwiki_product and "
+        "experiments/LOG.md",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def find_spec(text: str) -> Path:

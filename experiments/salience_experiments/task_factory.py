@@ -15,7 +15,7 @@ from salience_experiments.errors import DataFormatError, SpecError
 from salience_experiments.tasks.base import Task
 from salience_experiments.tasks.constraint import constraint_generated
 from salience_experiments.tasks.conversation import conversation_of
-from salience_experiments.tasks.documents import documents_from_file
+from salience_experiments.tasks.documents import documents_from_file, facts_generated
 from salience_experiments.tasks.kv import kv_from_file, kv_generated
 from salience_experiments.tasks.neutral import neutral_from_oracle
 from salience_experiments.tasks.qa import qa_from_file, qa_from_oracle
@@ -34,6 +34,8 @@ class TaskName(StrEnum):
     QA_ORACLE = "qa_oracle"
     """Multi-document QA from the oracle file, distractors drawn from other questions' golds."""
     SYNTHWIKI = "synthwiki"
+    FACTS = "facts"
+    """Made-up people, one thing told of each."""
     DOCUMENTS = "documents"
     """A CSV or JSONL of one's own: question, answer, documents."""
     NEUTRAL = "neutral"
@@ -47,6 +49,7 @@ class TaskName(StrEnum):
 _GENERATED: dict[TaskName, Callable[..., Task]] = {
     TaskName.KV: kv_generated,
     TaskName.CONSTRAINT: constraint_generated,
+    TaskName.FACTS: facts_generated,
     TaskName.CONVERSATION: conversation_of,
 }
 _FROM_FILE: dict[TaskName, Callable[..., Task]] = {

@@ -70,7 +70,7 @@ def block_probabilities(
     if not item.blocks:
         return {}
     found = recall.rank(item.question, [block.text for block in item.blocks], len(item.blocks))
-    ranked = {item.blocks[hit.index].name: hit.probability for hit in found}
+    ranked = {item.blocks[hit.item].name: hit.probability for hit in found}
     if source is WeightSource.RECALL:
         return ranked
     if source is not WeightSource.WRONG:

@@ -1,5 +1,7 @@
 """Questions on documents: one document holds the answer, and it stands first, in the middle or last.
 
+`facts_generated` makes up people and what is known of each, so that nothing can be known from training.
+
 `documents_from_file` reads a user's own CSV or JSONL, where each row is a question:
 
 | field | what |
@@ -15,6 +17,7 @@ fields are left alone. A refusal names the file, the row (from 1, a CSV's header
 
 import csv
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,3 +211,54 @@ def _read_texts(name: str, value: Any, *, may_be_one: bool = False) -> tuple[str
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{name} must hold texts that are not empty, got {text!r}")
     return tuple(text.strip() for text in value)
+
+
+_PEOPLE = tuple(
+    f"{first} {last}"
+    for first in ("Mira", "Tobias", "Yuki", "Ines", "Kofi", "Selma", "Rafael", "Nadia", "Oskar", "Leila")
+    for last in ("Okafor", "Lindqvist", "Marchetti", "Duval", "Petrov", "Haddad")
+)
+_KNOWN = {
+    "Which instrument does {person} play?": (
+        "{person} plays the {value} in a small orchestra and practises every evening.",
+        ("cello", "harp", "trumpet", "banjo", "oboe", "drums", "flute", "accordion"),
+    ),
+    "What is the name of {person}'s dog?": (
+        "{person} has a dog called {value}, who sleeps under the kitchen table.",
+        ("Biscuit", "Comet", "Pepper", "Rufus", "Waffle", "Bruno", "Juniper", "Moss"),
+    ),
+    "In which city was {person} born?": (
+        "{person} was born in {value} and moved away at the age of nine.",
+        ("Tampere", "Cork", "Porto", "Graz", "Oaxaca", "Sendai", "Gdansk", "Split"),
+    ),
+    "What does {person} collect?": (
+        "{person} collects {value} and shows them to every visitor.",
+        ("stamps", "fossils", "teapots", "postcards", "coins", "marbles", "maps", "feathers"),
+    ),
+}
+
+
+def facts_generated(
+    *, n_items: int = 15, n_documents: int = 6, seed: int = 0, positions: tuple[str, ...] = POSITIONS
+) -> DocumentsTask:
+    """Return a task of made-up people: each document tells one thing of one of them, all of the same kind.
+
+    The distractors of an item tell the same of other people, with other values, so that only the name in the
+    question says which document is meant.
+    """
+    longest = min(len(values) for _, values in _KNOWN.values())
+    if not 2 <= n_documents <= longest:
+        raise ValueError(f"n_documents must be in 2..{longest}, got {n_documents}")
+    if n_items < 1:
+        raise ValueError(f"n_items must be at least 1, got {n_items}")
+    records: list[DocumentsRecord] = []
+    for row in range(n_items):
+        rng = random.Random(f"facts:{seed}:{row}")
+        question, (told, values) = rng.choice(sorted(_KNOWN.items()))
+        people, chosen = rng.sample(_PEOPLE, n_documents), rng.sample(values, n_documents)
+        gold, *others = (
+            told.format(person=person, value=value) for person, value in zip(people, chosen, strict=True)
+        )
+        asked = question.format(person=people[0])
+        records.append(DocumentsRecord(row, asked, (chosen[0],), gold, tuple(others)))
+    return DocumentsTask(tuple(records), positions, name="facts")
