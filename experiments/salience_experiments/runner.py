@@ -263,14 +263,12 @@ class _Experiment:
     def _overruns(
         self, item: Item, arms: Sequence[tuple[ArmCell, Arm]], position: str
     ) -> Iterator[tuple[int, str]]:
-        """Tokens over the context window, with a description; arms that share a prompt encode it once."""
-        lengths: dict[int, str] = {}
+        """Tokens over the context window, with a description, of each trial that is too long."""
         for trial in self._prepare(item, arms):
             n_tokens = len(trial.request.token_ids)
             answer = max(self._max_new_tokens, len(trial.draft))
             over = n_tokens + answer - self._lm.info.context_window
-            if over > 0 and n_tokens not in lengths:
-                lengths[n_tokens] = trial.cell.label
+            if over > 0:
                 yield (
                     over,
                     f"item {item.item_id!r} at {position!r} under arm {trial.cell.label!r} has a prompt of "
