@@ -155,7 +155,8 @@ def demo(data: DataOption = None, results: ResultsOption = None) -> None:
     folder = run_directory(spec, RunOptions(results or default_results(path)))
     first = [trial for trial in read_run(folder).trials if trial.position == "middle"]
     first = [trial for trial in first if trial.item == first[0].item]
-    console.print(f"\n{first[0].params['question']}  (the answer stands in the middle of six memories)", style="bold")
+    asked = f"{first[0].params['question']}  (the answer stands in the middle of six memories)"
+    console.print(f"\n{asked}", style="bold", markup=False)
     for trial in first:
         masses = trial.receipt or {}
         share, before = (dict(masses.get(name, {})).get("gold") for name in ("shares", "unbiased"))
