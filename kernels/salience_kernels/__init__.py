@@ -13,18 +13,13 @@ from salience_kernels.constraint_mask import (
     apply_constraint_mask,
     intersect_masks,
     pack_allowed,
-    resolve_constraint_mask_impl,
 )
 from salience_kernels.errors import ImplUnavailable, KernelsError
 from salience_kernels.key_bias import KeyBiasImpl, key_bias_attention, resolve_impl
 from salience_kernels.outputs import AttentionOutput, SolvedShareBias, TargetShareOutput
 from salience_kernels.problem import LAST_ROWS, MASKED_BIAS_NATS
 from salience_kernels.share_control import block_log_mass, solve_share_bias
-from salience_kernels.target_share import (
-    TargetShareImpl,
-    resolve_target_share_impl,
-    target_share_attention,
-)
+from salience_kernels.target_share import TargetShareImpl, target_share_attention
 
 __all__ = [
     "LAST_ROWS",
@@ -46,9 +41,7 @@ __all__ = [
     "intersect_masks",
     "key_bias_attention",
     "pack_allowed",
-    "resolve_constraint_mask_impl",
     "resolve_impl",
-    "resolve_target_share_impl",
     "solve_share_bias",
     "target_share_attention",
 ]

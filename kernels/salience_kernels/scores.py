@@ -1,11 +1,16 @@
-"""Explicit attention scores of a few rows, for the paths that must look inside the softmax."""
+"""Explicit attention scores of a few rows, and the mass of blocks of keys, for the paths that must look
+inside the softmax.
+
+Mass is kept as log-sum-exps, which stay exact where a block's probability would underflow.
+"""
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from salience_kernels.problem import AttentionProblem
+from salience_kernels.problem import LAST_ROWS, AttentionProblem, slice_rows
 
 _MAX_ELEMENTS = 1 << 25
 """Largest score tensor built at once on a CPU: 128 MiB in float32."""
@@ -80,3 +85,54 @@ def biased_scores(problem: AttentionProblem) -> Tensor:
         index = torch.arange(problem.n_keys, device=scores.device)
         scores.masked_fill_((index < problem.key_start[:, None])[:, None, None], -math.inf)
     return scores
+
+
+def block_log_sum_exp(scores: Tensor, blocks: Tensor, n_blocks: int) -> Tensor:
+    """Log-sum-exp per block `[batch, head, query, block + 1]` of scores `[batch, head, query, key]`.
+
+    -inf where every score of a block is -inf, or the block has no key.
+    """
+    out = torch.full((*scores.shape[:3], n_blocks + 1), -math.inf, dtype=scores.dtype, device=scores.device)
+    changes = (blocks[:, 1:] != blocks[:, :-1]).any(0)
+    cuts = [0, *(changes.nonzero().flatten() + 1).tolist(), blocks.shape[1]]
+    for start, end in pairwise(cuts):
+        add_to_block(out, blocks[:, start], scores[..., start:end].logsumexp(-1))
+    return out
+
+
+def add_to_block(log_mass: Tensor, block: Tensor, lse: Tensor) -> None:
+    """Join in place the log-sum-exp `[batch, head, query]` of more keys, of block `[batch]` each."""
+    index = block.long()[:, None, None, None].expand(*lse.shape, 1)
+    log_mass.scatter_(3, index, torch.logaddexp(log_mass.gather(3, index), lse[..., None].to(log_mass.dtype)))
+
+
+def fold_sinks(log_mass: Tensor, sinks: Tensor | None) -> Tensor:
+    """Log mass `[batch, head, query, block + 1]` with each head's sink counted in the rest (index 0)."""
+    if sinks is None:
+        return log_mass
+    rest = torch.logaddexp(log_mass[..., 0], sinks.to(log_mass.dtype)[:, None])
+    return torch.cat([rest[..., None], log_mass[..., 1:]], -1)
+
+
+def block_mass(problem: AttentionProblem, lse: Tensor, mass: str) -> Tensor:
+    """Probability per block `[batch, head, rows, block + 1]` of a trimmed problem, a sink not yet counted.
+
+    Args:
+        lse: Log-sum-exp of every row, -inf in rows that see no key; those get zero mass.
+        mass: `last` for the last 64 rows, `all` for every row.
+    """
+    batch, heads, n_rows, _ = problem.query.shape
+    first_row = max(0, n_rows - LAST_ROWS) if mass == "last" else 0
+    shape = (batch, heads, n_rows - first_row, problem.n_blocks + 1)
+    out = torch.empty(shape, device=problem.query.device)
+    # a row without keys has no probability: exp(-inf - inf) is 0, exp(-inf + inf) would be NaN
+    lse = lse.masked_fill(lse == -math.inf, math.inf)[..., None]
+    step = rows_per_chunk(batch, heads, problem.n_keys, problem.query.device)
+    for start in range(first_row, n_rows, step):
+        stop = min(start + step, n_rows)
+        rows = slice_rows(problem, start, stop)
+        assert rows.blocks is not None
+        probabilities = biased_scores(rows).sub_(lse[:, :, start:stop]).exp_()
+        one_hot = torch.nn.functional.one_hot(rows.blocks.long(), rows.n_blocks + 1).to(probabilities.dtype)
+        out[:, :, start - first_row : stop - first_row] = probabilities @ one_hot[:, None]
+    return out

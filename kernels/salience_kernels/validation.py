@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,7 +11,16 @@ from torch import Tensor
 from salience_kernels.problem import AttentionProblem
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+Impl = TypeVar("Impl", bound=StrEnum)
 _MASS_ROWS = ("none", "last", "all")
+
+
+def resolve(kind: type[Impl], name: str) -> Impl:
+    """The implementation called `name`; the message of a failure lists the valid names."""
+    try:
+        return kind(name)
+    except ValueError:
+        raise ValueError(f"impl must be one of {', '.join(kind)}, got {name!r}") from None
 
 
 def build_problem(
@@ -35,11 +46,27 @@ def build_problem(
     _check_attended(query, key, value)
     batch, heads, n_rows, _ = query.shape
     n_keys = key.shape[2]
-    _check_rows(n_rows, n_keys, causal, query_offset, window)
+    if query_offset < 0:
+        raise ValueError(f"query_offset must be at least 0, got {query_offset}")
+    if causal and query_offset + n_rows > n_keys:
+        raise ValueError(f"query_offset + query must be at most {n_keys} keys, got {query_offset} + {n_rows}")
+    if window is not None and not causal:
+        raise ValueError("window must be None when causal is False, got a window without causal")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap must be greater than 0, got {softcap}")
     if key_bias is not None:
-        _check_key_bias(key_bias, query, n_keys)
+        matches = _matches(key_bias, (batch, None, n_keys)) and key_bias.shape[1] in (1, heads)
+        _check_tensor("key_bias", key_bias, f"[{batch}, 1 or {heads}, {n_keys}]", matches, query)
+        if key_bias.dtype != torch.float32:
+            raise ValueError(f"key_bias must have dtype torch.float32, got {key_bias.dtype}")
+        # One row is a decode step: its bias was checked at prefill, and the check would wait for the device
+        # every token.
+        if n_rows > 1 and not math.isfinite(float(torch.stack(torch.aminmax(key_bias)).sum())):
+            raise ValueError(
+                "key_bias must be finite, got NaN or infinity; hide keys by causal, window and key_start"
+            )
     if key_start is not None:
         _check_tensor("key_start", key_start, f"[{batch}]", key_start.shape == (batch,), query)
         if key_start.dtype not in (torch.int16, torch.int32, torch.int64):
@@ -120,31 +147,6 @@ def _check_attended(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype:
             raise ValueError(f"{name} must have the query's dtype {query.dtype}, got {tensor.dtype}")
-
-
-def _check_rows(n_rows: int, n_keys: int, causal: bool, query_offset: int, window: int | None) -> None:
-    if query_offset < 0:
-        raise ValueError(f"query_offset must be at least 0, got {query_offset}")
-    if causal and query_offset + n_rows > n_keys:
-        raise ValueError(f"query_offset + query must be at most {n_keys} keys, got {query_offset} + {n_rows}")
-    if window is not None and not causal:
-        raise ValueError("window must be None when causal is False, got a window without causal")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-
-
-def _check_key_bias(key_bias: Tensor, query: Tensor, n_keys: int) -> None:
-    batch, heads, n_rows, _ = query.shape
-    matches = _matches(key_bias, (batch, None, n_keys)) and key_bias.shape[1] in (1, heads)
-    _check_tensor("key_bias", key_bias, f"[{batch}, 1 or {heads}, {n_keys}]", matches, query)
-    if key_bias.dtype != torch.float32:
-        raise ValueError(f"key_bias must have dtype torch.float32, got {key_bias.dtype}")
-    # One row is a decode step: its bias was checked at prefill, and the check would wait for the device every
-    # token.
-    if n_rows > 1 and not math.isfinite(float(torch.stack(torch.aminmax(key_bias)).sum())):
-        raise ValueError(
-            "key_bias must be finite, got NaN or infinity; hide keys by causal, window and key_start"
-        )
 
 
 def _check_tensor(name: str, tensor: Tensor, expected: str, matches: bool, query: Tensor) -> None:

@@ -151,9 +151,7 @@ def test_public_names_are_pinned() -> None:
         "intersect_masks",
         "key_bias_attention",
         "pack_allowed",
-        "resolve_constraint_mask_impl",
         "resolve_impl",
-        "resolve_target_share_impl",
         "solve_share_bias",
         "target_share_attention",
     ]

@@ -7,7 +7,6 @@ from salience_kernels import (
     apply_constraint_mask,
     intersect_masks,
     pack_allowed,
-    resolve_constraint_mask_impl,
 )
 from salience_kernels.constraint_mask import AllowedBits, BannedIds
 
@@ -134,4 +133,4 @@ def test_arguments_that_do_not_fit_are_refused(logits, masks, message, unchecked
 
 def test_an_unknown_implementation_is_refused_with_the_names():
     with pytest.raises(ValueError, match="impl must be one of reference, batched, auto, got 'triton'"):
-        resolve_constraint_mask_impl("triton")
+        apply_constraint_mask(torch.zeros(1, 4), [None], impl="triton")

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from salience_kernels import ImplUnavailable, KeyBiasImpl, key_bias_attention, resolve_impl
-from salience_kernels.key_bias import fused
+from salience_kernels.key_bias import native
 from salience_kernels.key_bias.native import causal_pieces
 
 Draw = Callable[..., dict[str, Any]]
@@ -149,8 +149,8 @@ def test_native_refuses_by_name_what_it_cannot_do(option: str, draw_attention: D
 def test_a_torch_without_the_kernel_loses_native_aloud_and_auto_goes_on(
     monkeypatch: pytest.MonkeyPatch, draw_attention: Draw, exact: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(fused, "_OP", "_no_such_operator")
-    fused._self_test.cache_clear()
+    monkeypatch.setattr(native, "_OP", "_no_such_operator")
+    native._self_test.cache_clear()
     try:
         case = draw_attention(63)
         with pytest.raises(ImplUnavailable, match="refuses it"):
@@ -159,25 +159,25 @@ def test_a_torch_without_the_kernel_loses_native_aloud_and_auto_goes_on(
         assert actual.impl == "chunked"
         torch.testing.assert_close(actual.out, exact(case).out.float(), atol=2e-6, rtol=1e-5)
     finally:
-        fused._self_test.cache_clear()
+        native._self_test.cache_clear()
 
 
 def test_a_kernel_that_computes_wrongly_fails_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fused.fused_call
+    right = native.fused_call
     monkeypatch.setattr(
-        fused, "fused_call", lambda *arguments: (right(*arguments)[0], right(*arguments)[1] + 1)
+        native, "fused_call", lambda *arguments: (right(*arguments)[0], right(*arguments)[1] + 1)
     )
-    fused._self_test.cache_clear()
+    native._self_test.cache_clear()
     try:
-        assert "computes it wrongly" in str(fused._self_test(dense=False))
+        assert "computes it wrongly" in str(native._self_test(dense=False))
     finally:
-        fused._self_test.cache_clear()
+        native._self_test.cache_clear()
 
 
 def test_self_test_leaves_the_global_generator_alone() -> None:
-    fused._self_test.cache_clear()
+    native._self_test.cache_clear()
     before = torch.random.get_rng_state()
-    assert fused._self_test(dense=False) is None
+    assert native._self_test(dense=False) is None
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salience_kernels import block_log_mass, key_bias_attention, solve_share_bias
-from salience_kernels.share_control import block_mass as block_mass_module
+from salience_kernels import block_log_mass, key_bias_attention, share_control, solve_share_bias
 
 Draw = Callable[..., dict[str, Any]]
 
@@ -55,7 +54,7 @@ def test_log_mass_of_row_chunks_equals_all_at_once(
 ) -> None:
     case = without_value(draw_attention(100, n_blocks=2, window=40))
     whole = block_log_mass(**case)
-    monkeypatch.setattr(block_mass_module, "rows_per_chunk", lambda *_: 7)
+    monkeypatch.setattr(share_control, "rows_per_chunk", lambda *_: 7)
     torch.testing.assert_close(block_log_mass(**case), whole, atol=1e-5, rtol=1e-6)
 
 

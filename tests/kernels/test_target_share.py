@@ -9,14 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salience_kernels import (
-    ImplUnavailable,
-    TargetShareImpl,
-    resolve_target_share_impl,
-    target_share_attention,
-)
+from salience_kernels import ImplUnavailable, target_share_attention
 from salience_kernels.target_share.reference import row_share_bias
-from salience_kernels.target_share.rule import share_bias
+from salience_kernels.target_share.shift import share_bias
 
 Draw = Callable[..., dict[str, Any]]
 SHARES = torch.tensor([[0.3, 0.0, 0.2], [0.5, 0.1, 0.35]])
@@ -221,10 +216,10 @@ def test_fused_rule_equals_the_row_by_row_one(
     torch.testing.assert_close(actual, torch.tensor(expected).double(), atol=1e-6, rtol=1e-6)
 
 
-def test_resolve_lists_the_valid_names() -> None:
-    assert resolve_target_share_impl("segmented") is TargetShareImpl.SEGMENTED
+def test_an_unknown_implementation_is_refused_with_the_names(draw_attention: Draw) -> None:
+    case = draw_attention(5, bias=None, n_blocks=3)
     with pytest.raises(ValueError, match="reference, chunked, segmented, auto, got 'native'"):
-        resolve_target_share_impl("native")
+        target_share_attention(**case, shares=SHARES, impl="native")
 
 
 @pytest.mark.gpu

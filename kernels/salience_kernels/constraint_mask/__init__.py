@@ -1,10 +1,6 @@
 """Which tokens may come next, and taking the others out of a batch's logits."""
 
-from salience_kernels.constraint_mask.api import (
-    ConstraintMaskImpl,
-    apply_constraint_mask,
-    resolve_constraint_mask_impl,
-)
+from salience_kernels.constraint_mask.api import ConstraintMaskImpl, apply_constraint_mask
 from salience_kernels.constraint_mask.masks import (
     AllowedBits,
     BannedIds,
@@ -23,5 +19,4 @@ __all__ = [
     "apply_constraint_mask",
     "intersect_masks",
     "pack_allowed",
-    "resolve_constraint_mask_impl",
 ]

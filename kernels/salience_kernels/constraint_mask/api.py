@@ -6,10 +6,9 @@ from enum import StrEnum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from salience_kernels.constraint_mask import batched, reference
-from salience_kernels.constraint_mask.masks import AllowedBits, TokenMask
-
-__all__ = ["ConstraintMaskImpl", "apply_constraint_mask", "resolve_constraint_mask_impl"]
+from salience_kernels.constraint_mask import reference
+from salience_kernels.constraint_mask.masks import AllowedBits, TokenMask, apply_batched
+from salience_kernels.validation import resolve
 
 
 class ConstraintMaskImpl(StrEnum):
@@ -18,18 +17,6 @@ class ConstraintMaskImpl(StrEnum):
     REFERENCE = "reference"
     BATCHED = "batched"
     AUTO = "auto"
-
-
-def resolve_constraint_mask_impl(name: str) -> ConstraintMaskImpl:
-    """The implementation called `name`.
-
-    Raises:
-        ValueError: No such implementation; the message lists the valid names.
-    """
-    try:
-        return ConstraintMaskImpl(name)
-    except ValueError:
-        raise ValueError(f"impl must be one of {', '.join(ConstraintMaskImpl)}, got {name!r}") from None
 
 
 def apply_constraint_mask(
@@ -50,7 +37,7 @@ def apply_constraint_mask(
     Returns:
         Which masked rows have no token left: every logit is -inf, by the mask or by what came before it.
     """
-    impl = resolve_constraint_mask_impl(impl)
+    impl = resolve(ConstraintMaskImpl, impl)
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating [batch, vocab], got {logits.dtype} {list(logits.shape)}")
     if len(masks) != logits.shape[0]:
@@ -62,4 +49,5 @@ def apply_constraint_mask(
                 f"masks[{row}] must hold {n_words} words for {logits.shape[1]} tokens,"
                 f" got {mask.words.numel()}"
             )
-    return (reference if impl is ConstraintMaskImpl.REFERENCE else batched).apply(logits, masks)
+    apply = reference.apply if impl is ConstraintMaskImpl.REFERENCE else apply_batched
+    return apply(logits, masks)

@@ -1,12 +1,12 @@
-"""Two ways to write down which tokens may come next."""
+"""Two ways to write down which tokens may come next, and taking the others out of a batch's logits."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int32
 from torch import Tensor
-
-__all__ = ["AllowedBits", "BannedIds", "TokenMask", "allow_ids", "intersect_masks", "pack_allowed"]
 
 _WORD_BITS = 32
 
@@ -82,3 +82,31 @@ def intersect_masks(first: TokenMask | None, second: TokenMask | None, n_vocab: 
         for mask in (first, second)
     ]
     return AllowedBits(words[0] & words[1])
+
+
+def apply_batched(logits: Tensor, masks: Sequence[TokenMask | None]) -> Tensor:
+    """Mask `logits` in place in a handful of operations on their device; which masked rows have no token
+    left.
+    """
+    device = logits.device
+    is_empty = torch.zeros(logits.shape[0], dtype=torch.bool, device=device)
+    sparse = {row: mask.ids for row, mask in enumerate(masks) if isinstance(mask, BannedIds)}
+    dense = {row: mask.words for row, mask in enumerate(masks) if isinstance(mask, AllowedBits)}
+    if sparse:
+        ids = torch.cat(list(sparse.values())).to(device, non_blocking=True)
+        counts = torch.tensor([ids.numel() for ids in sparse.values()])
+        rows = torch.tensor(list(sparse)).repeat_interleave(counts).to(device, non_blocking=True)
+        logits.index_put_((rows, ids.long()), logits.new_tensor(-math.inf))
+    if dense:
+        rows = torch.tensor(list(dense), device=device)
+        words = torch.stack(list(dense.values())).to(device, non_blocking=True)
+        places = torch.arange(32, dtype=torch.int32, device=device)
+        is_allowed = (words[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits[rows] = logits[rows].masked_fill_(~is_allowed, -math.inf)
+    masked = sorted([*sparse, *dense])
+    if len(masked) == len(masks):  # no row to leave out, so none to copy
+        return logits.amax(1) == -math.inf
+    if masked:
+        rows = torch.tensor(masked, device=device)
+        is_empty[rows] = logits[rows].amax(1) == -math.inf
+    return is_empty

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from salience_kernels.constraint_mask.masks import BannedIds, TokenMask
 
-__all__ = ["apply"]
-
 
 def apply(logits: Tensor, masks: Sequence[TokenMask | None]) -> Tensor:
     """Mask `logits` in place; which masked rows have no token left."""
@@ -18,13 +16,11 @@ def apply(logits: Tensor, masks: Sequence[TokenMask | None]) -> Tensor:
         if mask is None:
             continue
         for token_id in range(logits.shape[1]):
-            if _is_banned(mask, token_id):
+            if isinstance(mask, BannedIds):
+                is_banned = token_id in mask.ids.tolist()
+            else:
+                is_banned = not int(mask.words[token_id // 32]) >> token_id % 32 & 1
+            if is_banned:
                 logits[row, token_id] = -math.inf
         is_empty[row] = all(math.isinf(x) and x < 0 for x in logits[row].tolist())
     return is_empty
-
-
-def _is_banned(mask: TokenMask, token_id: int) -> bool:
-    if isinstance(mask, BannedIds):
-        return token_id in mask.ids.tolist()
-    return not int(mask.words[token_id // 32]) >> token_id % 32 & 1

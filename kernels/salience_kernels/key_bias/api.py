@@ -9,12 +9,12 @@ from torch import Tensor
 
 from salience_kernels.errors import ImplUnavailable
 from salience_kernels.key_bias import chunked, native, reference, segmented
-from salience_kernels.key_bias.fused import dense_mask_refusal, row_bias_refusal
-from salience_kernels.key_bias.mass import block_mass
-from salience_kernels.key_bias.segments import is_segmentable
+from salience_kernels.key_bias.native import dense_mask_refusal, row_bias_refusal
+from salience_kernels.key_bias.segmented import is_segmentable
 from salience_kernels.outputs import AttentionOutput
 from salience_kernels.problem import AttentionProblem, empty_rows, trim_problem
-from salience_kernels.validation import build_problem, check_mass_rows
+from salience_kernels.scores import block_mass
+from salience_kernels.validation import build_problem, check_mass_rows, resolve
 
 
 class KeyBiasImpl(StrEnum):
@@ -33,10 +33,7 @@ def resolve_impl(name: str) -> KeyBiasImpl:
     Raises:
         ValueError: No such implementation; the message lists the valid names.
     """
-    try:
-        return KeyBiasImpl(name)
-    except ValueError:
-        raise ValueError(f"impl must be one of {', '.join(KeyBiasImpl)}, got {name!r}") from None
+    return resolve(KeyBiasImpl, name)
 
 
 def key_bias_attention(

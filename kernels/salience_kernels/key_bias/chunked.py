@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from salience_kernels.key_bias.fused import dense_mask_refusal, fused_call
+from salience_kernels.key_bias.native import dense_mask_refusal, fused_call
 from salience_kernels.problem import AttentionProblem, row_bias
 from salience_kernels.scores import (
     compute_dtype,
@@ -59,57 +59,37 @@ def attend_band(
         key, value = key.to(dtype), value.to(dtype)
     out = query.new_empty((*query.shape[:3], value.shape[3]))
     lse = torch.empty(query.shape[:3], dtype=dtype, device=query.device)
-    at_most = _step(batch * heads, window) if is_fused else _ROWS
+    at_most = _ROWS
+    if is_fused and window is not None:
+        # so few rows that little beside the window is computed, yet enough that no thread idles
+        at_most = _WINDOW_ROWS
+        while at_most < _ROWS and batch * heads * at_most // _ROW_TILE < torch.get_num_threads():
+            at_most *= 2
     step = rows_per_chunk(batch, heads, n_keys, query.device, at_most)
     for start in range(0, n_rows, step):
         stop = min(start + step, n_rows)
-        first, end = _key_range(start, stop, n_keys, offset, window)
-        chunk_offset = None if offset is None else start + offset - first
+        first, end, chunk_offset = 0, n_keys, None
+        if offset is not None:  # the keys that these rows can see
+            first = 0 if window is None else max(0, start + offset - window + 1)
+            end, chunk_offset = min(n_keys, stop + offset), start + offset - first
         visible = visible_keys(
             stop - start, end - first, offset=chunk_offset, window=window, device=query.device
         )
-        mask = _mask(None if bias is None else bias[..., first:end], visible, batch)
+        # float32 `[batch, 1 | head, 1 | query, key]`, -inf where a row does not see a key
+        mask = None if bias is None else bias[:, :, None, first:end]
+        if visible is not None and mask is None:
+            mask = torch.where(visible, 0.0, -math.inf).expand(batch, 1, -1, -1)
+        elif visible is not None:
+            mask = torch.where(visible, mask, -math.inf)
         rows = query[:, :, start:stop]
         keys, values = key[:, :, first:end], value[:, :, first:end]
         if is_fused:
             chunk = fused_call(rows, keys, values, mask, False, scale)
         else:
-            chunk = _explicit(rows.to(dtype), keys, values, mask, scale, softcap)
+            scores = grouped_scores(rows.to(dtype), keys, scale, softcap)
+            if mask is not None:
+                scores += mask
+            total = scores.logsumexp(-1)
+            chunk = grouped_values(scores.sub_(total[..., None]).exp_(), values), total
         out[:, :, start:stop], lse[:, :, start:stop] = chunk
     return out, lse
-
-
-def _step(tasks_per_row_tile: int, window: int | None) -> int:
-    """Rows of a mask: 256; under a window so few that little beside it is computed and no thread idles."""
-    step = _ROWS if window is None else _WINDOW_ROWS
-    while step < _ROWS and tasks_per_row_tile * step // _ROW_TILE < torch.get_num_threads():
-        step *= 2
-    return step
-
-
-def _key_range(start: int, stop: int, n_keys: int, offset: int | None, window: int | None) -> tuple[int, int]:
-    """The keys `[first, end)` that rows `[start, stop)` can see."""
-    if offset is None:
-        return 0, n_keys
-    first = 0 if window is None else max(0, start + offset - window + 1)
-    return first, min(n_keys, stop + offset)
-
-
-def _mask(bias: Tensor | None, visible: Tensor | None, batch: int) -> Tensor | None:
-    """Float32 mask `[batch, 1 | head, 1 | query, key]`, -inf where a row does not see a key."""
-    if visible is None:
-        return None if bias is None else bias[:, :, None]
-    if bias is None:
-        hidden = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -math.inf)
-        return hidden.expand(batch, 1, -1, -1)
-    return torch.where(visible, bias[:, :, None], -math.inf)
-
-
-def _explicit(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    scores = grouped_scores(query, key, scale, softcap)
-    if mask is not None:
-        scores += mask
-    lse = scores.logsumexp(-1)
-    return grouped_values(scores.sub_(lse[..., None]).exp_(), value), lse

@@ -30,8 +30,15 @@ def attend(
     out = probabilities @ _repeat_heads(problem.value.to(dtype), problem.query.shape[1])
     block_mass = None
     if mass != "none":
-        block_mass = _mass_by_block(problem, probabilities, is_empty)
-        block_mass = block_mass[:, :, -LAST_ROWS:] if mass == "last" else block_mass
+        assert problem.blocks is not None
+        rest, *others = (
+            (probabilities * (problem.blocks == block)[:, None, None, :]).sum(-1)
+            for block in range(problem.n_blocks + 1)
+        )
+        if problem.sinks is not None:  # the sink's probability belongs to the rest
+            rest = (rest + 1.0 - probabilities.sum(-1)).masked_fill(is_empty, 0.0)
+        rows = slice(-LAST_ROWS if mass == "last" else None, None)
+        block_mass = torch.stack([rest, *others], -1).float()[:, :, rows]
     return AttentionOutput(out.to(problem.query.dtype), lse.float(), block_mass, "reference")
 
 
@@ -64,16 +71,3 @@ def visible_pairs(problem: AttentionProblem) -> Tensor:
 
 def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[1], 1)
-
-
-def _mass_by_block(problem: AttentionProblem, probabilities: Tensor, is_empty: Tensor) -> Tensor:
-    assert problem.blocks is not None
-    columns = []
-    for block in range(1, problem.n_blocks + 1):
-        in_block = (problem.blocks == block)[:, None, None, :]
-        columns.append((probabilities * in_block).sum(-1))
-    in_rest = (problem.blocks == 0)[:, None, None, :]
-    rest = (probabilities * in_rest).sum(-1)
-    if problem.sinks is not None:
-        rest = (rest + 1.0 - probabilities.sum(-1)).masked_fill(is_empty, 0.0)
-    return torch.stack([rest, *columns], -1).float()

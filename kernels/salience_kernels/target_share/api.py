@@ -10,13 +10,13 @@ from jaxtyping import Float, Float32, Int, Int16
 from torch import Tensor
 
 from salience_kernels.errors import ImplUnavailable
-from salience_kernels.key_bias.segments import MAX_SEGMENTS, find_segments, is_segmentable
+from salience_kernels.key_bias.segmented import MAX_SEGMENTS, find_segments, is_segmentable
 from salience_kernels.outputs import TargetShareOutput
 from salience_kernels.problem import LAST_ROWS, AttentionProblem, slice_batch, slice_rows, trim_problem
 from salience_kernels.scores import rows_per_chunk
-from salience_kernels.target_share import chunked, reference, segmented
-from salience_kernels.target_share.shift import ShareTarget, ShiftedMass
-from salience_kernels.validation import build_problem, check_mass_rows, check_shares
+from salience_kernels.target_share import reference
+from salience_kernels.target_share.shift import ShareTarget, ShiftedMass, attend_chunked, attend_segmented
+from salience_kernels.validation import build_problem, check_mass_rows, check_shares, resolve
 
 _RULES = ("exact", "paper")
 
@@ -31,18 +31,6 @@ class TargetShareImpl(StrEnum):
     CHUNKED = "chunked"
     SEGMENTED = "segmented"
     AUTO = "auto"
-
-
-def resolve_target_share_impl(name: str) -> TargetShareImpl:
-    """The implementation called `name`.
-
-    Raises:
-        ValueError: No such implementation; the message lists the valid names.
-    """
-    try:
-        return TargetShareImpl(name)
-    except ValueError:
-        raise ValueError(f"impl must be one of {', '.join(TargetShareImpl)}, got {name!r}") from None
 
 
 def target_share_attention(
@@ -85,7 +73,7 @@ def target_share_attention(
     Raises:
         ImplUnavailable: The implementation named cannot run on these inputs.
     """
-    impl = resolve_target_share_impl(impl)
+    impl = resolve(TargetShareImpl, impl)
     check_mass_rows(mass, blocks)
     if rule not in _RULES:
         raise ValueError(f"rule must be one of {', '.join(_RULES)}, got {rule!r}")
@@ -113,7 +101,7 @@ def target_share_attention(
         out, lse, after, before = _attend_segmented(problem, target, mass)
     else:
         step = rows_per_chunk(query.shape[0], query.shape[1], problem.n_keys, query.device)
-        out, lse, after, before = _attend_by_rows(chunked.attend, problem, target, mass, step)
+        out, lse, after, before = _attend_by_rows(attend_chunked, problem, target, mass, step)
     masses = (None, None) if mass == "none" else (after, before)
     return TargetShareOutput(out, lse.float(), *masses, impl.value)
 
@@ -123,7 +111,7 @@ def _attend_segmented(problem: AttentionProblem, target: ShareTarget, mass: str)
     n_segments = len(find_segments(problem, by_block=True))
     if n_segments <= MAX_SEGMENTS:
         step = max(256, _MAX_HELD_ELEMENTS // (n_segments * batch * heads * value_dim))
-        return _attend_by_rows(segmented.attend, problem, target, mass, step)
+        return _attend_by_rows(attend_segmented, problem, target, mass, step)
     if batch == 1:
         reason = f"blocks must form at most {MAX_SEGMENTS} segments, got {n_segments}"
         raise ImplUnavailable(TargetShareImpl.SEGMENTED.value, reason)

@@ -1,13 +1,15 @@
-"""One bias per block so that the mean attention mass over heads and rows reaches a share."""
+"""One bias per block and layer, solved so that the mean attention mass over heads and rows has a share."""
 
 import math
 
 import torch
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float, Float32, Int, Int16
 from torch import Tensor
 
 from salience_kernels.outputs import SolvedShareBias
-from salience_kernels.validation import check_shares
+from salience_kernels.problem import slice_rows, trim_problem
+from salience_kernels.scores import biased_scores, block_log_sum_exp, fold_sinks, rows_per_chunk
+from salience_kernels.validation import build_problem, check_shares
 
 _MAX_STEPS = 100
 _MAX_STEP_NATS = 4.0
@@ -18,6 +20,58 @@ _RIDGE = 1e-12
 """Added to the derivative, which vanishes with a block's mass."""
 _ROUNDING = 1e-13
 """Potentials closer than this are equal in float64."""
+
+
+def block_log_mass(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    *,
+    blocks: Int16[Tensor, "batch key"],
+    scale: float,
+    causal: bool,
+    query_offset: int = 0,
+    key_start: Int[Tensor, " batch"] | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
+    key_bias: Float32[Tensor, "batch bias_head key"] | None = None,
+    n_blocks: int | None = None,
+) -> Float32[Tensor, "batch head query _"]:
+    """Natural log-sum-exp per block of every row's biased scores, `[batch, head, query, block + 1]`.
+
+    A softmax over the last axis gives the masses. Index 0 is the rest, a sink included if given; -inf where a
+    row sees no key of the block. Pass only the rows that matter: the scores are built explicitly, some rows
+    at a time.
+
+    Args:
+        n_blocks: Number of blocks beside the rest; None counts them from `blocks`.
+
+    The other arguments are those of `key_bias_attention`.
+    """
+    problem = build_problem(
+        query,
+        key,
+        key,
+        scale=scale,
+        causal=causal,
+        query_offset=query_offset,
+        key_bias=key_bias,
+        key_start=key_start,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        blocks=blocks,
+        n_blocks=n_blocks,
+    )
+    problem = trim_problem(problem)
+    n_rows = problem.n_rows
+    step = rows_per_chunk(query.shape[0], query.shape[1], problem.n_keys, query.device)
+    parts = []
+    for start in range(0, n_rows, step):
+        rows = slice_rows(problem, start, min(start + step, n_rows))
+        assert rows.blocks is not None
+        parts.append(block_log_sum_exp(biased_scores(rows), rows.blocks, rows.n_blocks))
+    return fold_sinks(torch.cat(parts, 2), sinks).float()
 
 
 def solve_share_bias(
@@ -135,7 +189,11 @@ def _minimise(means: _Means, goal: Tensor, max_bias: float, tolerance: float) ->
         if not bool(is_open.any()):
             break
         gradient = gradient * (free & is_open[:, None])
-        newton = _newton_step(gradient, derivative, free)
+        # a bound block's row and column become the identity's, so its step is 0
+        identity = torch.eye(free.shape[1], dtype=gradient.dtype, device=gradient.device)
+        pairs = free[:, :, None] & free[:, None, :]
+        matrix = torch.where(pairs, derivative + _RIDGE * identity, identity)
+        newton = _limit(-torch.linalg.solve(matrix, gradient))
         bias, is_done = _line_search(means, goal, bias, newton, gradient, max_bias)
         if not bool(is_done.all()):
             # next to a bound a Newton step need not descend; one scaled block by block does
@@ -143,13 +201,6 @@ def _minimise(means: _Means, goal: Tensor, max_bias: float, tolerance: float) ->
             scaled = _limit(-gradient / (diagonal + _RIDGE)) * ~is_done[:, None]
             bias, _ = _line_search(means, goal, bias, scaled, gradient, max_bias)
     return bias
-
-
-def _newton_step(gradient: Tensor, derivative: Tensor, free: Tensor) -> Tensor:
-    pairs = free[:, :, None] & free[:, None, :]
-    identity = torch.eye(free.shape[1], dtype=gradient.dtype, device=gradient.device)
-    matrix = torch.where(pairs, derivative + _RIDGE * identity, identity)
-    return _limit(-torch.linalg.solve(matrix, gradient))
 
 
 def _limit(step: Tensor) -> Tensor:
