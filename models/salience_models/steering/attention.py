@@ -12,8 +12,8 @@ What to do to attention travels in a context variable, set by `steered_by`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ _CARD_FIELDS = 4
 class AttentionCall:
     """One layer's attention: tensors `[batch, head | kv_head, query | key, head_dim]` and their positions.
 
+    The one record of where rows and keys lie; the kernels count from the first key they are given instead.
     `query_start` and `key_offset` are positions in the padded sequence: of the first query row
     and of the first key. `key_start[i]` is the first position of row i that is not padding.
     """
@@ -49,6 +50,35 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: Tensor | None
+
+    @property
+    def query_end(self) -> int:
+        """Position after the last query row."""
+        return self.query_start + self.query.shape[2]
+
+    def rows(self, start: int, end: int) -> "AttentionCall":
+        """The same call for the query rows at positions `[start, end)` alone."""
+        first = start - self.query_start
+        return replace(self, query=self.query[:, :, first : first + end - start], query_start=start)
+
+    def kernel_arguments(self, batch: Sequence[int] | None = None) -> dict[str, Any]:
+        """Keyword arguments of the kernels for some batch rows, ascending (default: all)."""
+        tensors = {"query": self.query, "key": self.key, "value": self.value}
+        key_start = self.key_start
+        if batch is not None and len(batch) < self.query.shape[0]:
+            chosen = list(batch)
+            tensors = {name: tensor[chosen] for name, tensor in tensors.items()}
+            key_start = None if key_start is None else key_start[chosen]
+        return {
+            **tensors,
+            "scale": self.scale,
+            "causal": True,
+            "query_offset": self.query_start - self.key_offset,
+            "key_start": None if key_start is None else (key_start - self.key_offset).clamp(min=0),
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+        }
 
 
 @runtime_checkable
@@ -110,7 +140,7 @@ def _attention(
 def plain_attention(call: AttentionCall) -> Tensor:
     """Attention without steering, `[batch, head, query, head_dim]`."""
     out = fused_attention(call)
-    return key_bias_attention(call.query, call.key, call.value, **geometry(call)).out if out is None else out
+    return key_bias_attention(**call.kernel_arguments()).out if out is None else out
 
 
 def fused_attention(call: AttentionCall) -> Tensor | None:
@@ -124,8 +154,7 @@ def fused_attention(call: AttentionCall) -> Tensor | None:
 
 def maskless_attention(call: AttentionCall) -> Tensor:
     """Attention by torch's public function, on any device, of rows that `is_maskless` lets pass."""
-    n_rows = call.query.shape[2]
-    end = call.query_start - call.key_offset + n_rows
+    n_rows, end = call.query.shape[2], call.query_end - call.key_offset
     key, value = call.key[:, :, :end], call.value[:, :, :end]
     is_grouped = key.shape[1] < call.query.shape[1]
     return F.scaled_dot_product_attention(
@@ -144,37 +173,6 @@ def is_maskless(call: AttentionCall) -> bool:
     has_extras = call.softcap is not None or call.sinks is not None or call.key_start is not None
     hides_keys = call.window is not None and offset + n_rows > call.window
     return not (has_extras or hides_keys) and (n_rows == 1 or offset == 0)
-
-
-class Geometry(TypedDict):
-    """The kernels' keyword arguments that say where rows and keys lie and what a score is."""
-
-    scale: float
-    causal: bool
-    query_offset: int
-    key_start: Tensor | None
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
-
-
-def geometry(
-    call: AttentionCall, query_start: int | None = None, batch: Sequence[int] | None = None
-) -> Geometry:
-    """Geometry of the rows from position `query_start` on, for some batch rows (default: all of both)."""
-    key_start = call.key_start
-    if key_start is not None:
-        key_start = (key_start if batch is None else key_start[list(batch)]) - call.key_offset
-        key_start = key_start.clamp(min=0)
-    return Geometry(
-        scale=call.scale,
-        causal=True,
-        query_offset=(call.query_start if query_start is None else query_start) - call.key_offset,
-        key_start=key_start,
-        window=call.window,
-        softcap=call.softcap,
-        sinks=call.sinks,
-    )
 
 
 def _read_card(

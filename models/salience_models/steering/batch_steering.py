@@ -6,7 +6,6 @@ same spans are steered is one fused call.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -25,7 +24,7 @@ from salience_kernels import (
     target_share_attention,
 )
 from salience_models.errors import BiasNotApplied, InvalidPlan
-from salience_models.steering.attention import AttentionCall, Geometry, fused_attention, geometry
+from salience_models.steering.attention import AttentionCall, fused_attention
 from salience_models.steering.bias_plan import SteeringMethod
 from salience_models.steering.request_steering import RequestSteering
 
@@ -60,7 +59,12 @@ class SteeringRun:
         impl: str = "auto",
     ) -> None:
         self.requests = list(requests)
-        _check_impl(impl, self.requests)
+        resolve_impl(impl)
+        for method in (r.plan.method for r in self.requests if r.plan.is_steering):
+            if method in _SHARE_RULES and impl not in set(TargetShareImpl):
+                raise ValueError(
+                    f"impl must be one of {', '.join(TargetShareImpl)} for {method.value}, got {impl!r}"
+                )
         self.pads = list(pads)
         self.with_mass = with_mass
         self.impl = impl
@@ -82,10 +86,15 @@ class SteeringRun:
     def attend(self, call: AttentionCall) -> Tensor:
         """One layer: solve what must be solved, then one fused call per range of rows."""
         if call.layer in self._answer_values:
-            return self._attend_answers(call, self._answer_values[call.layer])
+            # every row belongs to an answer, and a pass has noted that they are steered alike
+            bias = self._key_bias(call, range(len(self.requests)), self._answer_values[call.layer])
+            result = key_bias_attention(**call.kernel_arguments(), key_bias=bias, impl=self.impl)
+            for request in self.requests:
+                request.impls.add(result.impl)
+            return result.out
         steered = [i for i, r in enumerate(self.requests) if r.plan.steers_layer(call.layer)]
         self._solve_shares(call, steered)
-        start, end = call.query_start, call.query_start + call.query.shape[2]
+        start, end = call.query_start, call.query_end
         reached = [i for i in steered if self._first_affected(i) < end]
         is_plain = not reached and not self.with_mass and self.impl == "auto" and self.hidden is None
         plain = fused_attention(call) if is_plain else None
@@ -100,20 +109,8 @@ class SteeringRun:
         if self.with_mass and start >= self._block_ids.shape[1]:
             cuts.update(range(start, end, LAST_ROWS))  # one call measures no more of the answer's rows
         edges = sorted(cut for cut in cuts if start <= cut <= end)
-        outs = [self._attend_rows(call, reached, a, b) for a, b in pairwise(edges)]
+        outs = [self._attend_rows(call.rows(a, b), reached) for a, b in pairwise(edges)]
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
-
-    def _attend_answers(self, call: AttentionCall, values: Tensor) -> Tensor:
-        """Rows of answers after others of theirs: steered alike, and they see no block that those did not."""
-        start = call.query_start
-        rows = _Rows(call, call.query, start, start + call.query.shape[2])
-        batch = list(range(len(self.requests)))
-        result = key_bias_attention(
-            **rows.tensors(batch, len(batch)), key_bias=self._key_bias(call, batch, values), impl=self.impl
-        )
-        for request in self.requests:
-            request.impls.add(result.impl)
-        return result.out
 
     @property
     def can_hide(self) -> bool:
@@ -160,7 +157,7 @@ class SteeringRun:
         ]
         if not todo:
             return
-        start, end = call.query_start, call.query_start + call.query.shape[2]
+        start, end = call.query_start, call.query_end
         firsts = [self.pads[i] + self.requests[i].plan.first_question_row for i in todo]
         ends = [self.pads[i] + self.requests[i].prompt_length for i in todo]
         first = min(firsts)
@@ -173,13 +170,9 @@ class SteeringRun:
             )
         rows = torch.arange(first, end, device=call.query.device)
         mask = torch.stack([(rows >= a) & (rows < b) for a, b in zip(firsts, ends, strict=True)])
-        log_mass = block_log_mass(
-            call.query[todo, :, first - start :],
-            call.key[todo],
-            blocks=self._blocks(call)[todo],
-            n_blocks=self.n_blocks,
-            **geometry(call, first, todo),
-        )
+        arguments = call.rows(first, end).kernel_arguments(todo)
+        del arguments["value"]  # a mass needs scores only
+        log_mass = block_log_mass(blocks=self._blocks(call)[todo], n_blocks=self.n_blocks, **arguments)
         shares = torch.zeros(len(todo), self.n_blocks, device=call.query.device)
         heads = torch.ones(len(todo), call.query.shape[1], dtype=torch.bool, device=call.query.device)
         for row, i in enumerate(todo):
@@ -201,15 +194,13 @@ class SteeringRun:
         request = self.requests[i]
         return self.pads[i] + request.plan.first_affected_row(request.prompt_length)
 
-    def _attend_rows(self, call: AttentionCall, steered: Sequence[int], start: int, end: int) -> Tensor:
-        """Rows `[start, end)`, in which every request steers the same spans throughout."""
-        at = start - call.query_start
-        rows = _Rows(call, call.query[:, :, at : at + end - start], start, end)
-        active = {i: spans for i in steered if any(spans := self._active_spans(i, start))}
+    def _attend_rows(self, rows: AttentionCall, steered: Sequence[int]) -> Tensor:
+        """Rows in which every request steers the same spans throughout."""
+        active = {i: spans for i in steered if any(spans := self._active_spans(i, rows.query_start))}
         shared = [i for i in active if self.requests[i].plan.method in _SHARE_RULES]
         if not shared:
             return self._biased(rows, list(range(len(self.requests))), active)
-        out = rows.query.new_empty(*rows.query.shape[:3], call.value.shape[3])
+        out = rows.query.new_empty(*rows.query.shape[:3], rows.value.shape[3])
         others = [i for i in range(len(self.requests)) if i not in shared]
         if others:
             out[others] = self._biased(rows, others, active)
@@ -222,22 +213,21 @@ class SteeringRun:
         request = self.requests[i]
         return request.plan.active_spans(max(0, column - self.pads[i]), request.prompt_length)
 
-    def _note_applied(self, rows: "_Rows", i: int, active: tuple[bool, ...]) -> None:
+    def _note_applied(self, rows: AttentionCall, i: int, active: tuple[bool, ...]) -> None:
         request, pad = self.requests[i], self.pads[i]
-        request.ran_layers.add(rows.call.layer)
+        request.ran_layers.add(rows.layer)
         # Padding on either side is no row of the request.
-        own = (max(0, rows.start - pad), min(rows.end, self.fed_ends[i]) - pad)
-        request.note_seen(rows.call.layer, rows.call.window, own, active)
+        own = (max(0, rows.query_start - pad), min(rows.query_end, self.fed_ends[i]) - pad)
+        request.note_seen(rows.layer, rows.window, own, active)
 
-    def _biased(self, rows: "_Rows", batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor:
+    def _biased(self, rows: AttentionCall, batch: list[int], active: dict[int, tuple[bool, ...]]) -> Tensor:
         """Requests `batch` under a key bias, in one call."""
-        call = rows.call
-        values = self._values(call, batch, active)
+        values = self._values(rows, batch, active)
         want = self.with_mass and self._holds_receipt_rows(rows, batch)
         result = key_bias_attention(
-            **rows.tensors(batch, len(self.requests)),
-            key_bias=self._key_bias(call, batch, values),
-            blocks=self._blocks(call)[batch] if want else None,
+            **rows.kernel_arguments(batch),
+            key_bias=self._key_bias(rows, batch, values),
+            blocks=self._blocks(rows)[batch] if want else None,
             mass="last" if want else "none",
             impl=self.impl,
         )
@@ -245,9 +235,9 @@ class SteeringRun:
             self.requests[i].impls.add(result.impl)
             if i in active:
                 self._note_applied(rows, i, active[i])
-        is_answers = rows.start >= self._block_ids.shape[1] and len(batch) == len(self.requests)
-        if is_answers and values is not None and not self.with_mass and min(self.fed_ends) > rows.start:
-            self._answer_values[call.layer] = values
+        is_answers = rows.query_start >= self._block_ids.shape[1] and len(batch) == len(self.requests)
+        if is_answers and values is not None and not self.with_mass and min(self.fed_ends) > rows.query_start:
+            self._answer_values[rows.layer] = values
         if want:
             assert result.mass is not None
             before = result.mass if values is None else _counterfactual(result.mass, values)
@@ -255,17 +245,16 @@ class SteeringRun:
                 self._record(rows, i, result.mass[row], before[row])
         return result.out
 
-    def _shared(self, rows: "_Rows", i: int, active: tuple[bool, ...]) -> Tensor:
+    def _shared(self, rows: AttentionCall, i: int, active: tuple[bool, ...]) -> Tensor:
         """Request `i` under target share, `[1, head, query, head_dim]`."""
-        call, request = rows.call, self.requests[i]
-        asks = request.layer_asks(call.layer) * torch.tensor(active)
+        request = self.requests[i]
+        asks = request.layer_asks(rows.layer) * torch.tensor(active)
         want = self.with_mass and self._holds_receipt_rows(rows, [i])
-        tensors = rows.tensors([i], len(self.requests))
-        blocks = self._blocks(call)[[i]]
+        arguments = rows.kernel_arguments([i])
         result = target_share_attention(
-            **tensors,
-            blocks=blocks,
-            shares=asks[None].to(call.query.device),
+            **arguments,
+            blocks=self._blocks(rows)[[i]],
+            shares=asks[None].to(rows.query.device),
             rule=_SHARE_RULES[request.plan.method],
             only_raise=request.plan.only_raise,
             mass="last" if want else "none",
@@ -274,9 +263,9 @@ class SteeringRun:
         request.impls.add(f"target_share:{result.impl}")
         self._note_applied(rows, i, active)
         out, mass, before = result.out, result.mass, result.mass_before
-        chosen = request.heads_of(call.layer, call.query.shape[1])
+        chosen = request.heads_of(rows.layer, rows.query.shape[1])
         if chosen is not None:
-            plain = key_bias_attention(**tensors, impl=self.impl)
+            plain = key_bias_attention(**arguments, impl=self.impl)
             request.impls.add(plain.impl)
             out = _only_heads(chosen, out, plain.out)
         if want:
@@ -306,7 +295,7 @@ class SteeringRun:
                 values[row, heads, 1 : len(asks) + 1] = asks
         return values
 
-    def _key_bias(self, call: AttentionCall, batch: list[int], values: Tensor | None) -> Tensor | None:
+    def _key_bias(self, call: AttentionCall, batch: Sequence[int], values: Tensor | None) -> Tensor | None:
         """Nats per key `[batch, 1 | head, key]` of this call's keys; equal across layers where values are.
 
         None where nothing is steered or hidden.
@@ -320,10 +309,10 @@ class SteeringRun:
         if cached not in self._bias_cache:
             if len(self._bias_cache) >= 16:
                 self._bias_cache.clear()
-            ids = self._blocks(call)[batch].long()[:, None].expand(-1, values.shape[1], -1)
+            ids = self._blocks(call)[list(batch)].long()[:, None].expand(-1, values.shape[1], -1)
             bias = values.to(ids.device).gather(2, ids)
             if self.hidden is not None:
-                bias.masked_fill_(self.hidden[batch, None].to(ids.device), MASKED_BIAS_NATS)
+                bias.masked_fill_(self.hidden[list(batch), None].to(ids.device), MASKED_BIAS_NATS)
             self._bias_cache[cached] = bias
         return self._bias_cache[cached]
 
@@ -342,10 +331,10 @@ class SteeringRun:
         first = max(request.plan.first_question_row, request.prompt_length - LAST_ROWS)
         return self.pads[i] + first
 
-    def _holds_receipt_rows(self, rows: "_Rows", batch: Sequence[int]) -> bool:
-        return self.n_blocks > 0 and any(self._receipt_start(i) < rows.end for i in batch)
+    def _holds_receipt_rows(self, rows: AttentionCall, batch: Sequence[int]) -> bool:
+        return self.n_blocks > 0 and any(self._receipt_start(i) < rows.query_end for i in batch)
 
-    def _record(self, rows: "_Rows", i: int, mass: Tensor, before: Tensor) -> None:
+    def _record(self, rows: AttentionCall, i: int, mass: Tensor, before: Tensor) -> None:
         """Add request `i`'s mass `[head, row, block + 1]` of the last rows of this range to its ledger.
 
         A window layer whose keys hold none of the later blocks returns fewer columns: the rest are zero.
@@ -353,47 +342,13 @@ class SteeringRun:
         request = self.requests[i]
         width = len(request.plan.spans) + 1
         mass, before = (F.pad(m, (0, max(0, width - m.shape[-1])))[..., :width] for m in (mass, before))
-        first = rows.end - mass.shape[1]
-        columns = torch.arange(first, rows.end)
+        first = rows.query_end - mass.shape[1]
+        columns = torch.arange(first, rows.query_end)
         keep = (columns >= self._receipt_start(i)) & (columns < self.fed_ends[i])
         if not keep.any():
             return
-        is_answer = rows.start >= self.pads[i] + request.prompt_length
-        request.ledger.add(rows.call.layer, is_answer, mass[:, keep].cpu(), before[:, keep].cpu())
-
-
-def _check_impl(impl: str, requests: Sequence[RequestSteering]) -> None:
-    """Refuse a name that some method in the batch has no implementation of, before anything runs."""
-    resolve_impl(impl)
-    for request in requests:
-        method = request.plan.method
-        if request.plan.is_steering and method in _SHARE_RULES and impl not in set(TargetShareImpl):
-            raise ValueError(
-                f"impl must be one of {', '.join(TargetShareImpl)} for {method.value}, got {impl!r}"
-            )
-
-
-class _KernelArguments(Geometry):
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A range of query rows of one call, and the kernel arguments for some of its batch rows."""
-
-    call: AttentionCall
-    query: Tensor
-    start: int
-    end: int
-
-    def tensors(self, batch: list[int], batch_size: int) -> _KernelArguments:
-        query, key, value = self.query, self.call.key, self.call.value
-        if len(batch) < batch_size:
-            query, key, value = query[batch], key[batch], value[batch]
-        spots = geometry(self.call, self.start, batch)
-        return _KernelArguments(query=query, key=key, value=value, **spots)
+        is_answer = rows.query_start >= self.pads[i] + request.prompt_length
+        request.ledger.add(rows.layer, is_answer, mass[:, keep].cpu(), before[:, keep].cpu())
 
 
 def _only_heads(chosen: list[int], steered: Tensor, plain: Tensor) -> Tensor:
