@@ -58,8 +58,9 @@ def run_spec(
     options: RunOptions,
     load: Callable[[], LanguageModel],
     recall: TextRecall,
-    embed: Embed | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    embed: Embed | None = None,
 ) -> Path:
     """Run what is missing of a spec; returns the run's directory.
 

@@ -146,7 +146,7 @@ def test_the_embedder_is_pulled_only_when_an_arm_weighs_by_recall(
         ({"arms": [{"arm": "none"}, {"arm": "nowhere:Arm"}]}, "arm 'nowhere:Arm' cannot be imported"),
         (
             {"task": {"name": "kvs"}},
-            "task.name must be one of kv, qa, qa_oracle, synthwiki, documents, neutral, conversation, "
+            "task.name must be one of kv, qa, qa_oracle, synthwiki, facts, documents, neutral, conversation, "
             "constraint or package.module:Class, got 'kvs'",
         ),
         (

@@ -8,11 +8,12 @@ from pydantic import ValidationError
 from salience_memory import Memory, MemoryType, derive_memory_id
 
 
-def test_defaults_are_neutral_and_fully_trusted():
+def test_a_memory_weighs_as_what_is_declared_and_is_fully_trusted():
     memory = Memory(content="The office closes at six.")
     assert memory.type is MemoryType.EXTERNAL
-    assert (memory.semantic_weight, memory.trust, memory.freshness, memory.tags) == (0.5, 1.0, 1.0, ())
-    assert memory.effective_weight == 0.5
+    assert (memory.semantic_weight, memory.trust, memory.freshness, memory.tags) == (0.9, 1.0, 1.0, ())
+    assert memory.effective_weight == 0.9
+    assert Memory("The office closes at six.", weight=0.9) == memory
 
 
 def test_id_is_derived_from_the_content():
@@ -70,7 +71,7 @@ def test_trust_and_freshness_out_of_range_are_refused(field, value):
 
 
 def test_unknown_fields_types_and_blank_tags_are_refused():
-    for extra in ({"weight": 0.9}, {"type": "rumour"}, {"tags": (" ",)}):
+    for extra in ({"wieght": 0.9}, {"type": "rumour"}, {"tags": (" ",)}):
         with pytest.raises(ValidationError, match=next(iter(extra))):
             Memory.model_validate({"content": "x"} | extra)
 

@@ -356,7 +356,7 @@ def test_prompt_over_the_window_says_by_how_much(language_model: Factory) -> Non
     [
         ([], {}, "at least one request, got none"),
         ([Request((5,)), Request(())], {}, r"requests\[1\].token_ids must hold at least one token"),
-        ([Request((5,))], {"cache": "paged"}, "'paged' is not a valid CacheKind"),
+        ([Request((5,))], {"cache": "paged"}, "cache must be one of growing, dynamic, static, got 'paged'"),
         ([Request((5,))], {"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0"),
         ([Request((5,))], {"impl": "magic"}, "impl must be one of .* got 'magic'"),
     ],
