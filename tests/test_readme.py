@@ -18,7 +18,7 @@ COMMANDS = [
     if line.startswith("$ salience ")
 ]
 SAYS = {
-    "memory add": "Ann lives in Lisbon.",
+    "memory add": "version 1",
     "chat Where do I live?": "Lisbon",
     "chat When does the ferry leave?": "seven",
     "explain": "nats/token",
