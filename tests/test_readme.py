@@ -22,7 +22,7 @@ SAYS = {
     "chat Where do I live?": "Lisbon",
     "chat When does the ferry leave?": "seven",
     "explain": "nats/token",
-    "constrain": "badger",
+    "constrain": "all 1 rules are kept",
     "doctor": "native",
 }
 """What each command's output holds."""

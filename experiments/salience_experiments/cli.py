@@ -167,7 +167,7 @@ def demo(data: DataOption = None, results: ResultsOption = None) -> None:
     run(str(path), data=data, results=results)
     report([str(path)], results=results)
     console.print(
-        "\nThe default model on published data, losses too: experiments/results/synthwiki_product and "
+        "\nThe default model, and what steering loses elsewhere: experiments/results/conversation and "
         "experiments/LOG.md",
         markup=False,
         soft_wrap=True,
