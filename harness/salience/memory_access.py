@@ -147,8 +147,9 @@ class MemoryAccess:
             )
         from salience_models.weights.quiet import quiet_transformers
 
-        fingerprint = getattr(self.embed, "fingerprint", None) or "caller's own"
         with quiet_transformers():
+            # Asking for the fingerprint loads the model, with a progress bar of its own.
+            fingerprint = getattr(self.embed, "fingerprint", None) or "caller's own"
             return self._open.enter_context(
                 MemoryRecall(
                     self.store,
