@@ -112,4 +112,3 @@ def build_task(
         raise DataFormatError(f"{arguments[0]} cannot be read: {error}") from error
     except (TypeError, ValueError) as error:
         raise SpecError(f"task {name!r}: {error}") from error
-

@@ -10,9 +10,10 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import fmean
 
-from salience.context.template import load_template
+from salience.context.template import ContextTemplate, load_template
 from salience.harness import DEFAULT_TEMPLATE
 from salience.turn import GatheredMemory, Gathering, Origin, Parts, Step, Steps, Turn
 from salience_experiments.arms import Arm, Setting, published
@@ -104,7 +105,7 @@ def prepare_trial(
     """
     turn = Turn(
         item.question,
-        load_template(DEFAULT_TEMPLATE),
+        _default_template(),
         now_ns=NOW_NS,
         request_id=hashlib.sha256(f"{item.item_id} {item.position} {cell.label}".encode()).hexdigest(),
         viewer=ASKING,
@@ -122,6 +123,12 @@ def prepare_trial(
     steps.prepare(turn, parts)
     digest = hashlib.sha256(",".join(map(str, turn.prompt.token_ids)).encode()).hexdigest()
     return PreparedTrial(item, cell, dict(weights), turn, draft_tokens(parts.lm, item), digest)
+
+
+@cache
+def _default_template() -> ContextTemplate:
+    """Read once: every trial of a run is prepared with it, twice."""
+    return load_template(DEFAULT_TEMPLATE)
 
 
 def _gather_nothing(turn: Turn, parts: Parts) -> None:

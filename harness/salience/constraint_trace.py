@@ -100,7 +100,6 @@ def _is_allowed(mask: TokenMask | None, token_id: int, n_vocab: int) -> bool:
 
 
 def _text_of(lm: LanguageModel, token_id: int) -> str:
-    assert lm.tokenizer is not None
     data = lm.vocabulary.token_bytes[token_id]
     if data is None or token_id in lm.info.eos_token_ids:
         return str(lm.tokenizer.convert_ids_to_tokens(token_id))

@@ -49,7 +49,7 @@ class Harness:
         self.lm = lm
         self.memory = memory
         self.steering = Steering.of(steering)
-        self.template = template if isinstance(template, ContextTemplate) else load_template(template)
+        self.template = load_template(template)
         self._parts = Parts(lm, memory, options)
         self._steps = steps
         self._clock = clock
@@ -93,7 +93,7 @@ class Harness:
             StoreError: The memory cannot be opened.
             TemplateInvalid: No such template, or it breaks its contract.
         """
-        chosen = template if isinstance(template, ContextTemplate) else load_template(template)
+        chosen = load_template(template)
         where = cache_dir or load_settings().cache_dir
         lm = LanguageModel.load(model, revision=revision, device=device, dtype=dtype, cache_dir=where)
         access = None
@@ -132,10 +132,9 @@ class Harness:
         Raises:
             TemplateInvalid: No such template, or it breaks its contract.
         """
-        chosen = self.template if template is None else template
         session = Session(
             self._parts,
-            chosen if isinstance(chosen, ContextTemplate) else load_template(chosen),
+            load_template(self.template if template is None else template),
             viewer=Viewer(user_id=user, session_id=session_id or uuid4().hex),
             steering=self.steering if steering is None else Steering.of(steering),
             steps=self._steps,

@@ -140,26 +140,22 @@ class MemoryAccess:
         """Search of the store, its indexes beside the file."""
         from salience_memory import MemoryRecall
 
-        folder = index_folder(self.store)
-        if self.embed is None:
-            return self._open.enter_context(
-                MemoryRecall(self.store, folder=folder, clock=self.clock, policy=self.policy)
-            )
-        from salience_models.weights.quiet import quiet_transformers
+        fingerprint = None
+        if self.embed is not None:
+            from salience_models.weights.quiet import quiet_transformers
 
-        with quiet_transformers():
-            # Asking for the fingerprint loads the model, with a progress bar of its own.
-            fingerprint = getattr(self.embed, "fingerprint", None) or "caller's own"
-            return self._open.enter_context(
-                MemoryRecall(
-                    self.store,
-                    embed=self.embed,
-                    fingerprint=fingerprint,
-                    folder=folder,
-                    clock=self.clock,
-                    policy=self.policy,
-                )
+            with quiet_transformers():  # the fingerprint loads the model, with a bar of its own
+                fingerprint = getattr(self.embed, "fingerprint", None) or "caller's own"
+        return self._open.enter_context(
+            MemoryRecall(
+                self.store,
+                embed=self.embed,
+                fingerprint=fingerprint,
+                folder=index_folder(self.store),
+                clock=self.clock,
+                policy=self.policy,
             )
+        )
 
     @cached_property
     def registrar(self) -> "RegistrarQueue":

@@ -204,7 +204,6 @@ def mask(
 def load_mask_cases(phrases: Sequence[str], n_characters: int) -> list[MaskCase]:
     """SmolLM2's vocabulary, and the same widened to 151,936 tokens."""
     lm = LanguageModel.load(CASES[0].source, device="cpu", cache_dir=load_settings().cache_dir)
-    assert lm.tokenizer is not None
     small = read_vocabulary(lm.tokenizer, n_vocab=len(lm.tokenizer), eos_token_ids=lm.info.eos_token_ids)
     text = read_prose(load_settings().data_dir, 4_000_000)
     large = widen_vocabulary(small, text)

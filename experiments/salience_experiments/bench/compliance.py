@@ -187,7 +187,6 @@ def measure_compliance(
         seed: Answer i is drawn with the seed plus i.
         say: Told what is going on.
     """
-    assert lm.tokenizer is not None
     text = compile_rules(read_rules(PACK, PACK), lm.vocabulary)
     verdict = compile_rules([*text.rules, *read_rules(VERDICT_PACK, VERDICT_PACK)], lm.vocabulary)
     limit, verdict_limit = max_new_tokens, 2 * max_new_tokens

@@ -106,7 +106,6 @@ def constrain(
     lm = harness.lm
     compiled = compile_rules(list(rules.values()), lm.vocabulary)
     if raw:
-        assert lm.tokenizer is not None
         token_ids = encode_text(lm.tokenizer, prompt).token_ids
         request = Request(token_ids, constraint=compiled.after(prompt))
     else:

@@ -369,12 +369,14 @@ class ContextTemplate(BaseModel):
         return tuple(sorted(self.sections, key=lambda section: section.priority))
 
 
-def load_template(source: str | Path) -> ContextTemplate:
-    """A shipped template by name, or one from a JSON file.
+def load_template(source: "str | Path | ContextTemplate") -> ContextTemplate:
+    """A shipped template by name, one from a JSON file, or a template as it is.
 
     Raises:
         TemplateInvalid: No such template or file, or it breaks the contract; the message names the field.
     """
+    if isinstance(source, ContextTemplate):
+        return source
     text = str(source)
     if isinstance(source, Path) or text.endswith(".json"):
         file, where = Path(source), f"template file {text}"

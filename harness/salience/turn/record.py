@@ -1,7 +1,7 @@
 """The record of one turn: a message, and what each step on its way to the receipt has added."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -76,10 +76,6 @@ class GatheredMemory:
     def weight(self) -> float:
         """What it steers with: the declared weight, shrunk by trust, freshness and recall's confidence."""
         return NEUTRAL_WEIGHT + (self.memory.effective_weight - NEUTRAL_WEIGHT) * self.probability
-
-    def without(self, why: str) -> "GatheredMemory":
-        """The same, taken out by a conflict."""
-        return replace(self, has_conflict=True, overruled=why)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Step 1, gather: which memories a message's context is filled from, and the session's state."""
 
+from dataclasses import replace
+
 from pydantic import JsonValue
 
 from salience.context.escaping import escape_json
@@ -72,7 +74,7 @@ def gather(turn: Turn, parts: Parts) -> None:
     for conflict in conflicts:
         for loser in conflict.loser_ids:
             why = f"{conflict.winner_id} prevails on the same key: {conflict.reason}"
-            found[loser] = found[loser].without(why)
+            found[loser] = replace(found[loser], has_conflict=True, overruled=why)
     turn.gathered = Gathering(
         tuple(found.values()), tuple(conflicts), _read_state(store, turn.viewer, parts)
     )
